@@ -13,15 +13,18 @@ from autofit import locks
 from autofit.core.answer import Answer
 from autofit.core.briefing import Examiner, Options
 from autofit.core.budget import Clock
-from autofit.core.errors import AutofitError, BudgetSpent, UsageError, from_record, to_record
+from autofit.core.errors import AutofitError, BudgetSpent, from_record, to_record
+from autofit.core.plan import Plan
+from autofit.core.units import parse_bytes
 from autofit.devices.base import Device
 from autofit.failures.evidence import named_error
 from autofit.probing.compile_cache import private_cache
 from autofit.probing.local_bench import LocalBench
 from autofit.probing.ranks.bench import FollowingBench, LeadingBench, opened
 from autofit.probing.ranks.launch import ARRIVAL_S, joined, rank_count
+from autofit.probing.ranks.outcomes import FAILED, LOST
 from autofit.probing.watchdog import Overdue, Watchdog
-from autofit.search.evidence import SearchResult
+from autofit.search.evidence import HELD, SearchResult
 from autofit.search.request import Event, Examine, Listen, Request
 from autofit.search.search import STAGE, SearchInterrupted, endurance, search, training_request, with_evaluation
 from autofit.trackers.progress import heartbeat, waiting, watched
@@ -29,6 +32,8 @@ from autofit.workloads.divided import INSIDE, unwrapped
 from autofit.workloads.workload import Workload
 
 NO_EVALUATION = "the plan for evaluation was not searched: it is on one rank; tune it alone, with mode='inference'"
+MOST_NAMED = 3
+"""Most ranks of which is said what a long proof has shown."""
 LEAST_ARRIVAL_S = 60.0
 """Seconds that ranks wait for each other to arrive, at least: a longer time budget is waited for."""
 _Bench = TypeVar("_Bench", bound=LocalBench)
@@ -53,8 +58,6 @@ def search_in_process(
         AutofitError: see `autofit.tune`.
     """
     if rank_count() > 1:
-        if request.prove_s:
-            raise UsageError("found prove on several ranks; expected none: a long proof has one process. Leave it out.")
         return search_on_ranks(workload, chosen, options, request, clock, progress, followers)
     watch = Watchdog(clock)
     with ExitStack() as held:
@@ -145,7 +148,9 @@ def search_on_ranks(
         if inner is not workload:
             bench.briefing = bench.briefing.model_copy(update={"caveats": (*bench.briefing.caveats, INSIDE)})
         try:
-            found, result = _searched(bench, request, clock, progress, followers, watch, None)
+            found, result = _searched(
+                bench, request, clock, progress, followers, watch, None, partial(_examined_by_all, bench)
+            )
         except SearchInterrupted as interrupted:
             bench.end(answer=interrupted.answer.model_dump(mode="json", by_alias=True), interrupted=True)
             raise
@@ -155,6 +160,27 @@ def search_on_ranks(
             raise
         bench.end(answer=found.model_dump(mode="json", by_alias=True))
         return found, result
+
+
+def together(said: Sequence[str]) -> str:
+    """Returns what a long proof has shown, given what each rank says of its steps; "" if one says nothing.
+
+    A failure comes first, unless it is the consequence of another rank's; then what grows on a rank. If all have held,
+    the rank with the most memory counts.
+    """
+    bad = [(rank, text) for rank, text in enumerate(said) if not text.startswith(HELD)]
+    if causes := [each for each in bad if each[1] and not LOST.search(each[1])]:
+        causes.sort(key=lambda each: not each[1].startswith(FAILED))
+        more = f"; and on {len(causes) - MOST_NAMED} more ranks" * (len(causes) > MOST_NAMED)
+        return "; ".join(f"rank {rank}: {text}" for rank, text in causes[:MOST_NAMED]) + more
+    if bad:
+        return f"the ranks no longer waited for each other: {bad[0][1]}" if all(said) else ""
+    rank, text = max(enumerate(said), key=lambda each: parse_bytes(each[1].rpartition(": ")[2]))
+    return f"{text} (rank {rank}, the most of {len(said)})"
+
+
+def _examined_by_all(bench: LeadingBench, examiner: Examiner, plan: Plan, limit_s: float) -> str:
+    return together(bench.examine_all(examiner, plan, limit_s))
 
 
 @contextmanager
@@ -205,8 +231,9 @@ def _searched(
     followers: Sequence[Listen],
     watch: Watchdog,
     examine: Examine | None,
+    examine_all: Callable[[Examiner, Plan, float], str] | None = None,
 ) -> tuple[Answer, SearchResult | None]:
-    """Searches with an open bench, and leaves it."""
+    """Searches with an open bench, and leaves it. On several ranks `examine_all` looks at the steps of all."""
     results: list[SearchResult | None] = [None]
 
     def keep(event: Event) -> None:
@@ -214,7 +241,7 @@ def _searched(
 
     with bench.backstop, bench, watched(progress, request, watch) as listen:
         heard = [listen, *followers, heartbeat(watch), keep]
-        found = search(bench, request, heard, clock, examine, endurance(bench.examine, request))
+        found = search(bench, request, heard, clock, examine, endurance(examine_all or bench.examine, request))
     if bench.changed:
         note = f"changed while tuning, and could not be restored: {', '.join(bench.changed)}"
         found = found.model_copy(update={"caveats": (note, *found.caveats)})

@@ -189,3 +189,25 @@ def test_both_searches_end_within_the_time_budget() -> None:
     assert fit.answer.budget.time_s == 24
     assert fit.evaluation is not None
     assert (fit.evaluation.answer.budget.time_s or 0) > 6
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            ["held for 9 steps, in 2 s; live memory: 1.5 MiB", "held for 9 steps, in 2 s; live memory: 900 KiB"],
+            "held for 9 steps, in 2 s; live memory: 1.5 MiB (rank 0, the most of 2)",
+        ),
+        (["held: 1 MiB", "live memory grows by 1 KiB"], "rank 1: live memory grows by 1 KiB"),
+        (
+            ["failed in step 2: [gloo] Connection closed", "failed in step 2: no more"],
+            "rank 1: failed in step 2: no more",
+        ),
+        (["grows", "failed in step 3: no more"], "rank 1: failed in step 3: no more; rank 0: grows"),
+        (["", "failed: [gloo] Connection closed"], ""),
+        (["failed: [gloo] x", "failed: [gloo] y"], "the ranks no longer waited for each other: failed: [gloo] x"),
+        (["grows"] * 5, "rank 0: grows; rank 1: grows; rank 2: grows; and on 2 more ranks"),
+    ],
+)
+def test_what_ranks_say_of_a_long_proof_is_one_sentence(said: list[str], expected: str) -> None:
+    assert in_process.together(said) == expected

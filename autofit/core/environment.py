@@ -6,8 +6,8 @@ from autofit.core.strict import Strict
 
 UPDATE, UPDATE_FN = "update", "update_fn"
 """Name and value of the setting of a training whose whole step the user's `update_fn` does. Absent otherwise."""
-RANKS = "ranks"
-"""Name of the setting with the number of ranks that trained together. Absent if it was one."""
+RANKS, ROWS = "ranks", "rows"
+"""Names of the settings with the number of ranks, and of the rows in which they can be put. Absent if it was one."""
 WEIGHING, TRAINER = "weighing", "trainer"
 """Settings of an answer's environment: how micro batches are weighted, absent if by their samples; the library
 whose trainer was tuned, absent if none was. They change neither speed nor memory, so they make no other environment."""

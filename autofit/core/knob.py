@@ -39,7 +39,7 @@ class Knob(Strict):
         ceiling: largest plausible throughput of each value relative to the default, to see if its warm-up can pay.
         frees_bytes: bytes of memory of no batch, such as optimizer states, that each value is expected to free.
         same_memory: values with the memory per sample of the default, which an estimate of memory does not trace.
-        one_pass: values that do not admit accumulation: each optimizer step must be one forward and backward pass.
+        one_pass, accumulated: values that do not admit accumulation (each step must be one pass), and that need it.
         usual: value that an expert writes at once on this device, without trying; None for the default.
         trades_memory: set if the values are whole numbers, ascending from the default, and each needs less memory and
             more time than the one before. An estimate finds the smallest that suffices.
@@ -57,6 +57,7 @@ class Knob(Strict):
     frees_bytes: tuple[int, ...] = ()
     same_memory: tuple[KnobValue, ...] = ()
     one_pass: tuple[KnobValue, ...] = ()
+    accumulated: tuple[KnobValue, ...] = ()
     usual: KnobValue | None = None
     trades_memory: Trade | None = None
     of_process: bool = False

@@ -183,10 +183,9 @@ class SearchSpace:
         if (expected := self.at(plan.combination, size)) != plan:
             found = f"it has {size} x {plan.accumulation_steps} samples per optimizer step"
             return f"{found}, and this search runs {size} x {expected.accumulation_steps}"
-        if plan.accumulation_steps > 1:
-            whole = {k.name: v for k in self.facts.knobs for v in k.one_pass if same_value(v, plan.values[k.name])}
-            return next((f"{name}={value} does not admit accumulation" for name, value in whole.items()), None)
-        return None
+        kind, way = ("one_pass", "does not admit") if plan.accumulation_steps > 1 else ("accumulated", "needs")
+        wrong = ((k.name, v) for k in self.facts.knobs for v in getattr(k, kind) if same_value(v, plan.values[k.name]))
+        return next((f"{name}={value} {way} accumulation" for name, value in wrong), None)
 
     def _stranger(self, plan: Plan) -> str | None:
         """Returns which value of a combination is not one of the knobs in play, in words, or None."""

@@ -6,7 +6,10 @@ shows only later.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import isfinite
 from time import monotonic
+from typing import cast
 
 from autofit.core.briefing import Examiner
 from autofit.core.units import format_bytes, format_duration
@@ -16,6 +19,7 @@ from autofit.doctor.in_tune import looked_at
 from autofit.doctor.session import Scope
 from autofit.failures.classify import classify
 from autofit.failures.evidence import collect, scrub
+from autofit.probing.ranks.outcomes import FAILED
 from autofit.search.evidence import HELD
 from autofit.workloads.step import StepBatch, TrainStep, storage_bytes
 from autofit.workloads.tree import live_tensors
@@ -68,7 +72,7 @@ def growth(steps: Sequence[int], sizes: Sequence[int]) -> float:
 
 
 def lasted(
-    workload: Workload, device: Device, step: TrainStep, batch: Callable[[], StepBatch], examiner: Examiner
+    workload: Workload, device: Device, step: TrainStep, batch: Callable[[], StepBatch | None], examiner: Examiner
 ) -> str:
     """Runs steps for `examiner.seconds`, and returns what they show of the memory, in a sentence.
 
@@ -78,14 +82,15 @@ def lasted(
         workload: what is trained. The caller restores it.
         device: where it is trained.
         step: the train step of the plan.
-        batch: makes the batch of a step, another one each time.
-        examiner: says how long.
+        batch: makes the batch of a step, another one each time; None ends it.
+        examiner: says how long. A rank that follows others has no end of its own, and runs no further steps to find out
+            what grows.
     """
     watched, count, began = Watched(), 0, monotonic()
     due_s = began
     try:
-        while (now := monotonic()) < began + examiner.seconds:
-            step(batch())
+        while (now := monotonic()) < began + examiner.seconds and (made := batch()) is not None:
+            step(made)
             count += 1
             if now >= due_s:
                 device.synchronize()
@@ -95,10 +100,11 @@ def lasted(
     except Exception as error:  # noqa: BLE001  # what a step raises is the result
         reason = classify(collect(error), device_is_host=device.is_host).reason
         scrub(error)
-        return f"failed in step {count + 1:,}, after {format_duration(monotonic() - began)}: {reason}"
+        return f"{FAILED} in step {count + 1:,}, after {format_duration(monotonic() - began)}: {reason}"
     took = f"{count:,} steps on batches as they come, in {format_duration(monotonic() - began)}"
     if slope := growth(watched.steps, watched.live):
-        found = looked_at(workload, device, step, batch, Scope(detectors=chosen(GROWTH), runs=False))
+        look = partial(looked_at, workload, device, step, scope=Scope(detectors=chosen(GROWTH), runs=False))
+        found = look(batch=cast(Callable[[], StepBatch], batch)) if isfinite(examiner.seconds) else None
         cause = f": {found.findings[0].what}" if found is not None and found.findings else ""
         return f"live memory grows by {format_bytes(round(slope))} per step over {took}{cause}"
     if slope := growth(watched.steps, watched.reserved):

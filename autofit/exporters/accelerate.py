@@ -11,20 +11,24 @@ from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import (
     FULL,
     GATHER,
+    HYBRID,
     LAYOUT,
     MODES,
     OPTIMIZER,
     REPLICATED,
     RESHARD,
+    SYNC,
     VIEWS,
     Settings,
     blocks_line,
     code_lines,
+    divides_each_time,
     gather_policy,
     gathers_again,
     gathers_in_bf16,
     loader_comment,
     max_grad_norm,
+    shards,
     zero_line,
 )
 
@@ -38,6 +42,8 @@ _FIXED: Settings = {
     "num_processes": 1,
 }
 """A plan without a layout is measured on one device by one process."""
+ROWS_SINCE = "1.10.1"
+"""First version that can put ranks in rows."""
 _RANKS = -1
 """Number of processes with which `accelerate launch` asks for --num_processes."""
 
@@ -45,6 +51,12 @@ _RANKS = -1
 def _layout(answer: Answer) -> KnobValue | None:
     """Returns the layout; None on the CPU, where `accelerate launch` starts one process, and nothing is sharded."""
     return None if answer.environment.is_host else answer.plan.values.get(LAYOUT)
+
+
+def _grid(answer: Answer, version: TargetVersion) -> tuple[int, int] | None:
+    """Returns the rows of ranks and how many divide the model, see `shards`; None on the CPU or without rows."""
+    found = None if answer.environment.is_host else shards(answer)
+    return found if found and (found[0] == 1 or version >= ROWS_SINCE) else None
 
 
 def _compiled(mode: str, **more: object) -> Settings:
@@ -79,9 +91,9 @@ class Accelerate(Exporter):
     lines: ClassVar[Mapping[str, Mapping[KnobValue, str]]] = {
         VIEWS: {True: "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)])"},
     }
-    casts_otherwise: ClassVar[Mapping[KnobValue, str]] = {
-        FULL: "Accelerate gathers weights and averages gradients in 16 bits beside autocast"
-    }
+    casts_otherwise: ClassVar[Mapping[KnobValue, str]] = dict.fromkeys(
+        (FULL, HYBRID), "Accelerate gathers weights and averages gradients in 16 bits beside autocast"
+    )
 
     def fields(self, answer: Answer, version: TargetVersion) -> Mapping[str, Settings]:
         """Returns the keys for each knob."""
@@ -89,24 +101,30 @@ class Accelerate(Exporter):
         ranks = answer.environment.ranks if answer.environment.ranks > 1 else _RANKS
         if layout in (REPLICATED, OPTIMIZER):
             found[LAYOUT] = {"distributed_type": "MULTI_GPU", "num_processes": ranks}
-        elif layout == FULL:
-            shards = {
+        elif grid := _grid(answer, version):
+            how = {
                 "fsdp_version": 2,
                 "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
                 "fsdp_reshard_after_forward": gathers_again(answer),
             }
-            found[LAYOUT] = {"distributed_type": "FSDP", "num_processes": ranks, "fsdp_config": shards}
+            found[LAYOUT] = {"distributed_type": "FSDP", "num_processes": ranks, "fsdp_config": how}
+            if grid[0] > 1:
+                sizes = zip(("replicate", "shard"), grid, strict=True)
+                rows = {f"parallelism_config_dp_{name}_size": size for name, size in sizes}
+                found[LAYOUT] = {**found[LAYOUT], "parallelism_config": rows}
             found |= {RESHARD: {}} if RESHARD in answer.plan.values else {}
         return found
 
     def by_hand(self, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
         """Returns the arguments of the DataLoader and the `Accelerator`, and lines of plain PyTorch."""
         lines = {**code_lines(answer), **super().by_hand(answer, version)}
-        steps, layout = answer.plan.values.get(ACCUMULATION_STEPS), _layout(answer)
+        steps, layout, grid = answer.plan.values.get(ACCUMULATION_STEPS), _layout(answer), _grid(answer, version)
         if type(steps) is int and MICRO_BATCH_SIZE in lines:
             argument = f"gradient_accumulation_steps={steps}"
-            if layout == FULL:  # else every rank keeps a whole gradient until the last micro batch
-                plugin = f"GradientAccumulationPlugin(num_steps={steps}, sync_each_batch=True)"
+            if grid:  # by default every rank keeps a whole gradient until the last micro batch
+                each = divides_each_time(answer)
+                lines |= {} if each else {SYNC: "as for the accumulation steps"}
+                plugin = f"GradientAccumulationPlugin(num_steps={steps}, sync_each_batch={each})"
                 argument = f"gradient_accumulation_plugin={plugin}"
             lines[ACCUMULATION_STEPS] = (
                 f"Accelerator({argument}), and with accelerator.accumulate(model): around each micro batch"
@@ -116,7 +134,7 @@ class Accelerate(Exporter):
                 f"{zero_line(answer)} once there is an Accelerator, and accelerator.prepare(model, optimizer, loader, "
                 "device_placement=[True, False, True])"
             )
-        elif layout == FULL:
+        elif grid:
             lines[LAYOUT] = blocks_line("fsdp_transformer_layer_cls_to_wrap")
             if gathers_in_bf16(answer):  # beside autocast it would average gradients in 16 bits too
                 plugin = f"FullyShardedDataParallelPlugin(mixed_precision_policy={gather_policy(answer)})"

@@ -11,6 +11,7 @@ from autofit.exporters.plan_facts import (
     LAYOUT,
     REPLICATED,
     RESHARD,
+    SYNC,
     Settings,
     adamw_fields,
     averaged_each_time,
@@ -74,7 +75,8 @@ class Axolotl(Exporter):
         }
         if answer.plan.values.get(LAYOUT) == FULL:
             how = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": gathers_again(answer)}
-            found |= {LAYOUT: {"fsdp_version": 2, "fsdp_config": how, **averaged_each_time(answer)}, RESHARD: {}}
+            found[LAYOUT] = {"fsdp_version": 2, "fsdp_config": how, **averaged_each_time(answer)}
+            found |= {RESHARD: {}, SYNC: {}}
         return {knob: settings for knob, settings in found.items() if knob in answer.plan.values}
 
     def loading(self, answer: Answer) -> Settings:

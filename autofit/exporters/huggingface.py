@@ -12,18 +12,22 @@ from autofit.exporters.plan_facts import (
     FLAGS,
     FULL,
     GATHER,
+    HYBRID,
     LAYOUT,
     MODES,
     REPLICATED,
     RESHARD,
+    SYNC,
     Settings,
     adamw_fields,
     averaged_each_time,
     blocks_line,
     checkpointing_fields,
     code_lines,
+    divides_each_time,
     gathers_again,
     is_divided,
+    shards,
     worker_settings,
 )
 from autofit.strict_yaml import dump
@@ -45,6 +49,10 @@ _PASS = "and pass it as Trainer(optimizers=(optimizer, None))"
 
 def _compiled(mode: str) -> Settings:
     return {"torch_compile": True, "torch_compile_backend": "inductor", "torch_compile_mode": mode}
+
+
+def _is_sharded(answer: Answer, version: TargetVersion) -> bool:
+    return shards(answer) is not None and version >= SHARDS_SINCE and not answer.environment.is_host
 
 
 def _sharded(answer: Answer, version: TargetVersion) -> Settings:
@@ -97,7 +105,9 @@ class HuggingFace(Exporter):
         UPDATE: {value: f"make the optimizer with {flags}, {_PASS}" for value, flags in FLAGS.items()},
     }
     casts_otherwise: ClassVar[Mapping[KnobValue, str]] = {
-        FULL: "the Trainer gathers weights and averages gradients in 16 bits beside autocast",
+        **dict.fromkeys(
+            (FULL, HYBRID), "the Trainer gathers weights and averages gradients in 16 bits beside autocast"
+        ),
         BF16: "the Trainer also averages gradients in 16 bits",
     }
     clipping_key: ClassVar[str] = "max_grad_norm"  # its default is the norm 1.0
@@ -115,8 +125,9 @@ class HuggingFace(Exporter):
             found[COMPILE] = {**compiled, "tf32": False}  # else the Trainer switches it on beside compilation
         if found.get(GROUPED) and version < STRATEGY_SINCE:
             found[GROUPED] = {"group_by_length": True}
-        if values.get(LAYOUT) == FULL and version >= SHARDS_SINCE and not answer.environment.is_host:
+        if _is_sharded(answer, version):
             found |= {LAYOUT: _sharded(answer, version), RESHARD: {}}
+            found |= {} if divides_each_time(answer) else {SYNC: {}}
             found |= {GATHER: {}} if values.get("precision") == BF16 else {}  # it gathers in the format of autocast
         name = "activation_checkpointing" if version >= ACTIVATION_SINCE else "gradient_checkpointing"
         every = {name: True, f"{name}_kwargs": {"use_reentrant": False}}
@@ -128,8 +139,10 @@ class HuggingFace(Exporter):
         lines = code_lines(answer)
         shared = {knob: line for knob, line in lines.items() if knob in _SHARED_LINES}
         found = {**super().by_hand(answer, version), **shared}
-        if LAYOUT in self.fields(answer, version) and answer.plan.values[LAYOUT] == FULL:
-            found[LAYOUT] = blocks_line("transformer_layer_cls_to_wrap")
+        if (grid := shards(answer)) and _is_sharded(answer, version):
+            sizes = "ParallelismConfig(dp_replicate_size={}, dp_shard_size={})".format(*grid)
+            rows = f"set args.parallelism_config = {sizes} of accelerate, before the Trainer is made, and "
+            found[LAYOUT] = rows * (grid[0] > 1) + blocks_line("transformer_layer_cls_to_wrap")
         blocks = answer.plan.values.get(CHECKPOINTED_BLOCKS)
         if type(blocks) is int and blocks > 0:  # some, or all of them if a file does not say how many there are
             kind = "activation" if version >= ACTIVATION_SINCE else "gradient"

@@ -9,12 +9,13 @@ from autofit.core.answer import Answer
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue
 from autofit.exporters.base import Exporter, TargetVersion
 from autofit.exporters.plan_facts import (
-    FULL,
     GATHER,
+    HYBRID,
     LAYOUT,
     OPTIMIZER,
     REPLICATED,
     RESHARD,
+    SYNC,
     VIEWS,
     Settings,
     code_lines,
@@ -23,6 +24,7 @@ from autofit.exporters.plan_facts import (
     gathers_again,
     gathers_in_bf16,
     loader_comment,
+    shards,
     worker_arguments,
     zero_line,
 )
@@ -75,7 +77,7 @@ class Lightning(Exporter):
         layout = answer.plan.values.get(LAYOUT)
         if layout == OPTIMIZER:
             lines[LAYOUT] = f"{zero_line(answer)} in configure_optimizers"
-        elif layout == FULL and version >= SHARDS_SINCE and answer.plan.values.get("precision") != "fp16":
+        elif shards(answer) and version >= SHARDS_SINCE and answer.plan.values.get("precision") != "fp16":
             lines |= _sharding_lines(answer)
         compiled = compile_line(answer, "in configure_model", "self.model")
         return lines if compiled is None else {**lines, "compile": compiled}
@@ -95,14 +97,22 @@ def _sharding_lines(answer: Answer) -> dict[str, str]:
     """Returns what to write for FSDP2, which Lightning leaves to the user's module."""
     again, where = gathers_again(answer), "for fully_shard in configure_model"
     mesh, kept = 'mesh=self.device_mesh["data_parallel"]', "" if again else ", reshard_after_forward=False"
+    rows, made, grid = answer.plan.values.get(LAYOUT) == HYBRID, "", shards(answer)
+    if rows:  # those of the strategy have no rows
+        mesh, names = "mesh=mesh", '("rows", "row")'
+        made = f"mesh = init_device_mesh(self.device_mesh.device_type, {grid}, mesh_dim_names={names}), then "
     inside = outside = ""
     lines = {RESHARD: f"reshard_after_forward={again} {where}"}
     if gathers_in_bf16(answer):
         inside, outside = (f", mp_policy={gather_policy(answer, block=each)}" for each in (True, False))
         lines[GATHER] = f"mp_policy=MixedPrecisionPolicy(...), as for the layout, {where}"
+    if answer.plan.values.get(SYNC) is False:
+        setting = "set_requires_all_reduce" if rows else "set_requires_gradient_sync"
+        last = f"(batch_idx + 1) % {answer.plan.accumulation_steps} == 0 or self.trainer.is_last_batch"
+        lines[SYNC] = f"self.model.{setting}({last}) at the start of training_step"
     lines[LAYOUT] = (
         "Trainer(strategy=ModelParallelStrategy(data_parallel_size=..., tensor_parallel_size=1)) with the number of "
-        f"ranks, and in configure_model: fully_shard(block, {mesh}, reshard_after_forward={again}{inside}) for each "
-        f"block, then fully_shard(self.model, {mesh}{kept}{outside})"
+        f"ranks, and in configure_model: {made}fully_shard(block, {mesh}, reshard_after_forward={again}{inside}) for "
+        f"each block, then fully_shard(self.model, {mesh}{kept}{outside})"
     )
     return lines

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 
 from autofit.core.answer import Answer
+from autofit.core.environment import ROWS
 from autofit.core.plan import MICRO_BATCH_SIZE, KnobValue
 from autofit.workloads.micro_batch_weights import Weighing
 
@@ -11,6 +12,7 @@ Settings = Mapping[str, object]
 """Settings of a target, by key."""
 CHECKPOINTED_BLOCKS = "checkpointed_blocks"
 LAYOUT, VIEWS, RESHARD, GATHER = "layout", "gradient_as_bucket_view", "reshard_after_forward", "gather_precision"
+SYNC = "sync_each_batch"
 """Knobs of the ranks that train together. The batch of such a plan is that of each rank."""
 REPLICATED, OPTIMIZER, FULL, HYBRID, TENSOR = "replicated", "optimizer", "full", "hybrid", "tensor"
 MEASURED_WITH: Mapping[KnobValue, str] = {
@@ -50,6 +52,23 @@ def is_divided(answer: Answer) -> bool:
     return LAYOUT in answer.plan.values
 
 
+def shards(answer: Answer) -> tuple[int, int] | None:
+    """Returns how many rows of ranks replicate a sharded model, and how many divide it; None if nothing is sharded.
+
+    A layout without rows has one. 0 ranks: as many as there are. None too if the number of rows is not known.
+    """
+    layout, place = answer.plan.values.get(LAYOUT), answer.environment
+    ranks, rows = place.ranks, place.settings.get(ROWS, "")
+    if layout == HYBRID and rows in map(str, range(2, ranks)) and ranks % int(rows) == 0:
+        return int(rows), ranks // int(rows)
+    return (1, ranks if ranks > 1 else 0) if layout == FULL else None
+
+
+def divides_each_time(answer: Answer) -> bool:
+    """Returns whether sharded gradients are divided after each micro batch. Rows of ranks always do."""
+    return answer.plan.values.get(SYNC) is not False or answer.plan.values.get(LAYOUT) == HYBRID
+
+
 def gathers_again(answer: Answer) -> bool:
     """Returns whether weights that were gathered in the forward pass are released, as is the default of the knob."""
     return answer.plan.values.get(RESHARD) is not False
@@ -82,12 +101,13 @@ def blocks_line(key: str) -> str:
 
 
 def averaged_each_time(answer: Answer) -> Settings:
-    """Returns the field of Hugging Face with which sharded gradients are divided after each micro batch, as in a plan.
+    """Returns the field of Hugging Face that says whether gradients are divided after each micro batch, as in a plan.
 
     By default every rank keeps a whole gradient until the last micro batch of a step.
     """
-    several = answer.plan.accumulation_steps > 1
-    return {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}} if several else {}
+    if answer.plan.accumulation_steps == 1:
+        return {}
+    return {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": divides_each_time(answer)}}}
 
 
 def optimizer_name(answer: Answer) -> str:

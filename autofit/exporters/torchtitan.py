@@ -11,6 +11,7 @@ from autofit.exporters.plan_facts import (
     BF16,
     FULL,
     GATHER,
+    HYBRID,
     LAYOUT,
     REPLICATED,
     RESHARD,
@@ -18,6 +19,7 @@ from autofit.exporters.plan_facts import (
     Settings,
     checkpointing_fields,
     is_divided,
+    shards,
     weighing_of,
 )
 
@@ -89,7 +91,7 @@ class Torchtitan(Exporter):
         TENSOR: "torchtitan divides its own models, and the sequences between their layers too",
     }
     casts_otherwise: ClassVar[Mapping[KnobValue, str]] = {
-        FULL: "torchtitan gathers weights in 16 bits, and computes in them without autocast",
+        **dict.fromkeys((FULL, HYBRID), "torchtitan gathers weights in 16 bits, and computes in them without autocast"),
         BF16: "torchtitan computes in 16 bits without autocast",
     }
     clipping_key: ClassVar[str] = "training.max_norm"  # its default is the norm 1.0
@@ -106,6 +108,8 @@ class Torchtitan(Exporter):
         # By default torchtitan checkpoints a part of the operators.
         checkpointing = checkpointing_fields(answer, _kind("none", version), _kind("full", version))
         found = {**batch, **super().fields(answer, version), **checkpointing}
+        if (grid := shards(answer)) and grid[0] > 1:
+            found[LAYOUT] = _degrees(*grid)
         early, newer = values.get("optimizer_in_backward"), version >= SUBCOMMANDS_SINCE
         if early is False or (early is True and not newer):
             found["optimizer_in_backward"] = {} if newer else {"optimizer.early_step_in_backward": early}

@@ -110,9 +110,10 @@ class PlanList:
     def barred(self) -> NDArray[np.bool_]:
         """Returns which plans may not be recommended, [plans].
 
-        A pinned knob has another value, or a value that does not admit accumulation meets several steps of it. Such
-        plans are listed because they are informative: they share values with others.
+        A pinned knob has another value, or a value that does not admit accumulation, or needs it, meets several steps
+        of it, or one. Such plans are listed because they are informative: they share values with others.
         """
+        accumulate = self.samples > self.sizes
         found = np.zeros(len(self.plans), dtype=np.bool_)
         for name, value in self._space.facts.pinned.items():
             if name == MICRO_BATCH_SIZE:
@@ -121,9 +122,9 @@ class PlanList:
             if knob.name in self._space.facts.pinned:
                 pinned = self._value_places[column].get(typed(self._space.facts.pinned[knob.name]), -1)
                 found |= self.points.values[:, column] != pinned
-            for value in knob.one_pass:
-                accumulate = self.samples > self.sizes
-                found |= (self.points.values[:, column] == self._value_places[column][typed(value)]) & accumulate
+            for values, misfit in ((knob.one_pass, accumulate), (knob.accumulated, ~accumulate)):
+                for value in values:
+                    found |= (self.points.values[:, column] == self._value_places[column][typed(value)]) & misfit
         return found
 
     def _find(self, plan: Plan) -> int | None:

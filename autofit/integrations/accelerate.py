@@ -10,10 +10,12 @@ ranks, such as those of torchrun, calls `autofit.tune` and makes its `Accelerato
 """
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
+from autofit.core.answer import Answer
 from autofit.core.errors import UsageError
-from autofit.exporters.plan_facts import GATHER, LAYOUT, REPLICATED, gathers_in_bf16
+from autofit.exporters.plan_facts import GATHER, LAYOUT, REPLICATED, SYNC, divides_each_time, gathers_in_bf16
 from autofit.integrations.plan_settings import GivenPlan, fit_of, import_package, loader_arguments, warn_of
 from autofit.strategies.shards import in_bf16
 
@@ -45,13 +47,15 @@ def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
             f"found {STEPS}={text} in the environment, which wins over the Accelerator's argument; the plan has "
             f"{steps} accumulation steps. Remove the variable, or set it to {steps}."
         )
-    done = {GATHER} if "fsdp_config" in found.settings else set()  # in the plugin below
+    done = {GATHER} if "fsdp_config" in found.settings else set()  # in the plugins below
+    done |= set() if divides_each_time(fit.answer) else {SYNC}
     if fit.plan.values.get(LAYOUT) == REPLICATED:  # as an Accelerator does for each model that it prepares
         done.add(LAYOUT)
     warn_of(fit.plan, found, done)
     values = {name: value for name, value in found.settings.items() if name not in _OF_THE_LAUNCH}
     compiled: Any = values.pop("dynamo_config", None)
     sharded: Any = values.pop("fsdp_config", None)
+    rows: Any = values.pop("parallelism_config", None)
     arguments: dict[str, Any] = {**values, "gradient_accumulation_steps": steps}
     if fit.answer.environment.is_host:
         arguments["cpu"] = True
@@ -60,12 +64,23 @@ def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
         named = {key.removeprefix("dynamo_"): value for key, value in compiled.items()}
         arguments["dynamo_plugin"] = plugin(**named)
     if sharded:
-        utilities = import_package("accelerate.utils", "accelerate")
-        named = {key if key == "fsdp_version" else key.removeprefix("fsdp_"): value for key, value in sharded.items()}
-        if gathers_in_bf16(fit.answer):
-            named["mixed_precision_policy"] = in_bf16(autocast=values["mixed_precision"] == "bf16")[1]
-        arguments["fsdp_plugin"] = utilities.FullyShardedDataParallelPlugin(**named)
-        del arguments["gradient_accumulation_steps"]  # else every rank keeps a whole gradient until the last one
-        averaged = utilities.GradientAccumulationPlugin(num_steps=steps, sync_each_batch=True)
-        arguments["gradient_accumulation_plugin"] = averaged
+        del arguments["gradient_accumulation_steps"]  # then every rank keeps a whole gradient until the last one
+        arguments |= _sharded(fit.answer, sharded, rows)
     return arguments
+
+
+def _sharded(answer: Answer, sharded: Mapping[str, Any], rows: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the arguments of a layout that shards, given these sections of a file for `accelerate launch`."""
+    utilities = import_package("accelerate.utils", "accelerate")
+    named = {key if key == "fsdp_version" else key.removeprefix("fsdp_"): value for key, value in sharded.items()}
+    if gathers_in_bf16(answer):
+        named["mixed_precision_policy"] = in_bf16(autocast=answer.plan.values.get("precision") == "bf16")[1]
+    steps, each = answer.plan.accumulation_steps, divides_each_time(answer)
+    found = {
+        "fsdp_plugin": utilities.FullyShardedDataParallelPlugin(**named),
+        "gradient_accumulation_plugin": utilities.GradientAccumulationPlugin(num_steps=steps, sync_each_batch=each),
+    }
+    if rows:
+        sizes = {key.removeprefix("parallelism_config_"): size for key, size in rows.items()}
+        found["parallelism_config"] = utilities.ParallelismConfig(**sizes)
+    return found

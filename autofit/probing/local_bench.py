@@ -187,6 +187,8 @@ class LocalBench:
     proof_start_s = 0.0
     _ranks: Ranks | None = None
     """The ranks of the steps that are made; None: this process trains alone."""
+    _draw = 0
+    """Number of the batches of a long proof. Other ranks draw other ones."""
     _traced_ranks: Ranks | None = None
     """The ranks of a trace, which are fake."""
 
@@ -370,15 +372,15 @@ class LocalBench:
         module, _, name = examiner.function.partition(":")
         function = getattr(importlib.import_module(module), name)
         device, source, parts = self.device, self._batches.source(plan), min(plan.accumulation_steps, MOST_PARTS)
-        drawn = source.fresh(plan.micro_batch_size, 0) if examiner.seconds else iter(())
+        drawn = source.fresh(plan.micro_batch_size, self._draw) if examiner.seconds else iter(())
         self._make_ready()
         with self._build(plan) as step:
 
-            def batch() -> StepBatch:
+            def batch() -> StepBatch | None:
                 self._beat("step")
-                if examiner.seconds:
-                    return StepBatch.alike(list(islice(drawn, plan.accumulation_steps)))
-                return StepBatch.alike([source.worst(plan.micro_batch_size) for _ in range(parts)])
+                made = [*islice(drawn, plan.accumulation_steps)]
+                made = made or [source.worst(plan.micro_batch_size) for _ in range(parts)]
+                return StepBatch.alike(made) if self._announce(made) else None
 
             free = device.is_host or not self._options.enforce
             most_bytes = self.briefing.budget.memory_bytes
@@ -415,8 +417,9 @@ class LocalBench:
         except Overdue as error:
             raise Untraceable(str(error), "in the trace") from None
 
-    def _announce(self, parts: Sequence[Batch]) -> None:
-        """Called with the micro batches of a step that a probe is about to run."""
+    def _announce(self, parts: Sequence[Batch]) -> bool:
+        """Called with the micro batches of a step that is about to run. Returns whether it is to run."""
+        return True
 
     def _beat(self, phase: str) -> None:
         self._watch.beat(phase)

@@ -135,7 +135,7 @@ class Probe:
     fastest_s: float = math.inf
     watch: Watchdog = field(default_factory=Watchdog)
     beat: Callable[[str], None] = field(default=lambda phase: None)
-    announce: Callable[[Sequence[Batch]], None] = field(default=lambda parts: None)
+    announce: Callable[[Sequence[Batch]], object] = field(default=lambda parts: None)
     worst_s: float | None = None
     _phase: str = "prepare"
     _compiler: Compiler | None = None

@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
-from autofit.core.plan import KnobValue, Plan
+from autofit.core.plan import ACCUMULATION_STEPS, KnobValue, Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import has_compiled_part
 from autofit.strategies.precision import format_of, lack_of
-from autofit.strategies.shards import begin_anew, in_bf16, in_blocks, is_without_data, sharded, sharding
+from autofit.strategies.shards import begin_anew, in_bf16, in_blocks, is_without_data, kept_apart, sharded, sharding
 from autofit.strategies.tensor_parallel import divide_layers, lack_of_layers, tensors_of_ranks
 from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step
 from autofit.strategies.undo import Undo
@@ -30,6 +30,7 @@ from autofit.workloads.step import PER_MACHINE, Draft, Ranks, rows_of
 from autofit.workloads.workload import OptimizerSet
 
 KNOB, VIEWS, RESHARD, GATHER = "layout", "gradient_as_bucket_view", "reshard_after_forward", "gather_precision"
+SYNC = "sync_each_batch"
 REPLICATED, OPTIMIZER, FULL, HYBRID, TENSOR = "replicated", "optimizer", "full", "hybrid", "tensor"
 LAYOUTS = (REPLICATED, OPTIMIZER, FULL, HYBRID, TENSOR)
 BUCKETED = (REPLICATED, OPTIMIZER)
@@ -63,7 +64,7 @@ class RankLayout(Strategy):
     cost = "communication between ranks"
     effect = "rounding"
     phase = Phase.RANKS
-    owns = {KNOB: None, VIEWS: False, RESHARD: True, GATHER: FP32}
+    owns = {KNOB: None, VIEWS: False, RESHARD: True, GATHER: FP32, SYNC: True}
     for_ranks = True
     unsearched = {KNOB: REPLICATED}
 
@@ -97,12 +98,13 @@ class RankLayout(Strategy):
             return f"{VIEWS}=True is for gradients that every rank has, and {KNOB}={layout} divides them"
         if layout == TENSOR and (precision := format_of(plan)) == "fp16":
             return f"{KNOB}={layout} has gradients of two kinds, and the scaler of {precision} takes one"
-        if plan.values.get(RESHARD, True) is False and layout not in SHARDED:
-            return f"{RESHARD}=False is for gathered weights, and {KNOB}={layout} gathers none"
+        for name, value in ((RESHARD, False), (GATHER, BF16), (SYNC, False)):
+            if layout not in SHARDED and plan.values.get(name, self.owns[name]) == value:
+                return f"{name}={value} is for weights that are divided, and {KNOB}={layout} divides none"
+        if plan.values.get(SYNC, True) is False and plan.values.get(ACCUMULATION_STEPS) == 1:
+            return f"{SYNC}=False is for steps of several micro batches, and the plan has one"
         if not self.rounds(plan):
             return None
-        if layout not in SHARDED:
-            return f"{GATHER}={BF16} is for gathered weights, and {KNOB}={layout} gathers none"
         if (precision := format_of(plan)) not in (FP32, BF16):
             return f"{GATHER}={BF16} computes with weights in bfloat16, and the precision {precision} in another format"
         return None
@@ -131,10 +133,10 @@ class RankLayout(Strategy):
         Raises:
             SpaceError: a value is unknown, there is one rank, or this model or optimizer does not admit the layout.
         """
-        layout, views, reshard, gather = (plan.values.get(name, idle) for name, idle in self.owns.items())
+        layout, views, reshard, gather, sync = (plan.values.get(name, idle) for name, idle in self.owns.items())
         if layout is not None and layout not in LAYOUTS:
             raise unknown_value(KNOB, layout, f"one of {', '.join(LAYOUTS)}")
-        for name, value in ((VIEWS, views), (RESHARD, reshard)):
+        for name, value in ((VIEWS, views), (RESHARD, reshard), (SYNC, sync)):
             if type(value) is not bool:
                 raise unknown_value(name, value, "False or True")
         if gather not in (FP32, BF16):
@@ -156,7 +158,9 @@ class RankLayout(Strategy):
             assert mesh is not None, "these ranks have been put in rows"
             formats = in_bf16(autocast=draft.autocast is not nullcontext) if self.rounds(plan) else (None, None)
             divide = in_blocks(mesh, reshard=plan.values.get(RESHARD, True) is True, formats=formats)
-            with sharded(model, optimizer, ranks, divide):
+            with sharded(model, optimizer, ranks, divide), Undo() as undo:
+                if plan.values.get(SYNC, True) is False:
+                    undo.set(draft, "accumulating", partial(kept_apart, model, in_rows=layout == HYBRID))
                 yield
             return
         with Undo() as undo:
@@ -187,12 +191,15 @@ def _beside(facts: Facts) -> Offer:
         about = "whether gradients are parts of the buckets in which they are averaged, instead of copies"
         return Offer((Knob(name=VIEWS, values=(False, True), default=False, about=about),))
     about = "whether weights gathered in the forward pass are released, and gathered again in the backward pass"
-    reshard = Knob(name=RESHARD, values=(True, False), default=True, about=about)
+    knobs = [Knob(name=RESHARD, values=(True, False), default=True, about=about)]
+    if facts.accumulation_steps > 1 or (facts.resizable and (facts.global_batch_size or 1) > 1):
+        about = "whether gradients are exchanged after each micro batch of a step, instead of after the last"
+        knobs.append(Knob(name=SYNC, values=(True, False), default=True, accumulated=(False,), about=about))
     if reason := _statistics(facts.model) or lack_of(BF16, facts):
         origin: Any = "" if BF16 in facts.capabilities else "device"
-        return Offer((reshard,), (Refusal(name=f"{GATHER}={BF16}", reason=reason, origin=origin),))
+        return Offer((*knobs,), (Refusal(name=f"{GATHER}={BF16}", reason=reason, origin=origin),))
     about = "number format of gathered weights, in which everything computes unless precision=bf16 casts by operator"
-    return Offer((reshard, Knob(name=GATHER, values=(FP32, BF16), default=FP32, about=about)))
+    return Offer((*knobs, Knob(name=GATHER, values=(FP32, BF16), default=FP32, about=about)))
 
 
 def _statistics(model: nn.Module) -> str | None:

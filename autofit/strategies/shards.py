@@ -140,6 +140,21 @@ def _update_apart(optimizer: Optimizer, undo: Undo) -> None:
     undo.callback(optimizer.register_step_post_hook(join).remove)
 
 
+@contextmanager
+def kept_apart(model: Any, *, in_rows: bool) -> Iterator[None]:
+    """Leaves the gradients of a micro batch on this rank, for the next one to add to, instead of dividing them.
+
+    They are whole meanwhile. With `in_rows` the ranks of a row divide them all the same, and only what rows exchange
+    waits: between machines the links are slowest, and parts take no memory beyond that of the gradients.
+    """
+    exchange = model.set_requires_all_reduce if in_rows else model.set_requires_gradient_sync
+    exchange(False)
+    try:
+        yield
+    finally:
+        exchange(True)
+
+
 def in_bf16(*, autocast: bool) -> tuple[Any, Any]:
     """Returns how blocks and the rest of a model are gathered in bfloat16. Gradients are averaged in float32.
 

@@ -40,9 +40,11 @@ VALUES: list[tuple[str, KnobValue]] = [
     ("layout", "replicated"),
     ("layout", "optimizer"),
     ("layout", "full"),
+    ("layout", "hybrid"),
     ("gradient_as_bucket_view", True),
     ("reshard_after_forward", False),
     ("gather_precision", "bf16"),
+    ("sync_each_batch", False),
 ]
 WEIGHTS_ALIKE = {"huggingface", "accelerate", "lightning", "deepspeed", "axolotl"}
 """Trainers that divide the loss of each micro batch by the accumulation steps, the first only for some models."""

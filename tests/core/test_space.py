@@ -110,3 +110,12 @@ def test_a_value_for_one_pass_is_only_in_plans_without_accumulation() -> None:
     assert len(list(space.plans())) == 4
     free = space_of((update,), (4, 8, 16), 8)
     assert len(list(free.plans())) == 6
+
+
+def test_a_value_for_accumulation_is_only_in_plans_with_it() -> None:
+    sync = Knob(name="sync", values=(True, False), default=True, accumulated=(False,))
+    space = space_of((sync,), (4, 8, 16), 8, global_batch_size=16)
+    apart = space.baseline.replace(sync=False).combination
+    assert space.violation(space.at(apart, 8)) is None
+    assert space.violation(space.at(apart, 16)) == "sync=False needs accumulation"
+    assert {plan.micro_batch_size for plan in space.plans() if plan.values["sync"] is False} == {4, 8}

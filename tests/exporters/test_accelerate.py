@@ -192,6 +192,37 @@ def test_sharding_is_that_of_the_plan(reshard: bool, tmp_path: Path, monkeypatch
     assert found.unmapped == ()
 
 
+IN_ROWS = {"ranks": "4", "rows": "2"}
+
+
+def test_rows_of_ranks_are_a_parallelism_of_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate.utils import FullyShardedDataParallelPlugin, ParallelismConfig  # noqa: PLC0415
+
+    plan = PLAN.replace(layout="hybrid", reshard_after_forward=False, accumulation_steps=2, sync_each_batch=False)
+    found = by_name("accelerate").export(on_cuda(answer(plan, PLAN, IN_ROWS)))
+    for name, text in environment_of(found, tmp_path).items():
+        monkeypatch.setenv(name, text)
+    sizes = ParallelismConfig()
+    assert (sizes.dp_replicate_size, sizes.dp_shard_size, sizes.total_size) == (2, 2, 4)
+    assert FullyShardedDataParallelPlugin().reshard_after_forward is False
+    assert "sync_each_batch=True" in found.by_hand["accumulation_steps"], "else a rank keeps whole gradients"
+    assert found.unmapped == ("sync_each_batch",)
+    older = by_name("accelerate").export(on_cuda(answer(plan, PLAN, IN_ROWS)), "1.9")
+    unknown = by_name("accelerate").export(on_cuda(answer(plan, PLAN)))
+    assert {"layout", "reshard_after_forward"} <= {*older.unmapped} & {*unknown.unmapped}
+
+
+def test_gradients_are_kept_whole_where_the_plan_keeps_them() -> None:
+    from accelerate.utils import GradientAccumulationPlugin  # noqa: PLC0415
+
+    plan = PLAN.replace(layout="full", accumulation_steps=2, sync_each_batch=False)
+    found = by_name("accelerate").export(on_cuda(answer(plan, PLAN)))
+    line = found.by_hand["accumulation_steps"].partition(", and ")[0]
+    kwargs = eval(line, {"Accelerator": dict, "GradientAccumulationPlugin": GradientAccumulationPlugin})
+    assert kwargs["gradient_accumulation_plugin"].to_kwargs() == {"num_steps": 2}
+    assert found.unmapped == ()
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_weights_are_gathered_by_the_policy_of_the_plan(precision: str) -> None:
     from accelerate.utils import FullyShardedDataParallelPlugin  # noqa: PLC0415

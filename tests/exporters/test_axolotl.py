@@ -41,6 +41,7 @@ PLANS: dict[str, Values] = {
     "grouped": {"length_grouping": True},
     "replicated": {"layout": "replicated"},
     "sharded": {"layout": "full", "reshard_after_forward": False, "accumulation_steps": 2},
+    "whole gradients": {"layout": "full", "accumulation_steps": 2, "sync_each_batch": False},
 }
 
 

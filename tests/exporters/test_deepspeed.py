@@ -88,11 +88,17 @@ def test_a_layout_is_a_stage_of_zero_whose_figures_are_others(layout: str, stage
 
 @pytest.mark.parametrize(
     ("knob", "value"),
-    [("gradient_as_bucket_view", True), ("reshard_after_forward", False), ("gather_precision", "bf16")],
+    [
+        ("gradient_as_bucket_view", True),
+        ("reshard_after_forward", False),
+        ("gather_precision", "bf16"),
+        ("sync_each_batch", False),
+        ("layout", "hybrid"),  # hpZ and MiCS divide in other ways
+    ],
 )
 def test_what_zero_has_no_key_for_is_listed(knob: str, value: KnobValue) -> None:
     layout = "replicated" if knob.startswith("gradient") else "full"
-    assert exported({"layout": layout, knob: value}).unmapped == (knob,)
+    assert exported({"layout": layout, knob: value}, settings={"ranks": "4", "rows": "2"}).unmapped == (knob,)
 
 
 LINES: list[tuple[str, KnobValue, str]] = [

@@ -202,6 +202,28 @@ def test_the_installed_library_shards_as_the_plan(reshard: bool, tmp_path: Path)
     assert args.accelerator_config.gradient_accumulation_kwargs == {"sync_each_batch": True}
 
 
+def test_rows_of_ranks_are_a_parallelism_of_accelerate(tmp_path: Path) -> None:
+    from accelerate.utils import ParallelismConfig  # noqa: PLC0415
+
+    values: Values = {**SHARDED, "layout": "hybrid", "sync_each_batch": False}
+    place = {"ranks": "6", "rows": "2"}
+    export = HuggingFace().export(found(OWN.replace(**values), "cuda", place))
+    assert export.unmapped == ("sync_each_batch",)
+    args = loaded(export, tmp_path)
+    line = export.by_hand["layout"].partition("set ")[2].partition(" of accelerate")[0]
+    exec(line, {"args": args, "ParallelismConfig": ParallelismConfig})
+    assert (args.parallelism_config.dp_replicate_size, args.parallelism_config.dp_shard_size) == (2, 3)
+    assert args.fsdp_plugin_args["fsdp_version"] == 2
+    assert args.accelerator_config.gradient_accumulation_kwargs == {"sync_each_batch": True}
+    assert exported(values, device="cuda").unmapped == ("layout", "reshard_after_forward", "sync_each_batch")
+
+
+def test_gradients_are_kept_whole_where_the_plan_keeps_them(tmp_path: Path) -> None:
+    export = exported({**SHARDED, "sync_each_batch": False}, device="cuda")
+    assert export.unmapped == ()
+    assert loaded(export, tmp_path).accelerator_config.gradient_accumulation_kwargs == {"sync_each_batch": False}
+
+
 def test_weights_are_gathered_in_the_format_of_autocast_alone() -> None:
     gathered: Values = {**SHARDED, "gather_precision": "bf16"}
     export = exported({**gathered, "precision": "bf16"}, device="cuda")

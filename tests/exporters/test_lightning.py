@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.plan import KnobValue
 from autofit.exporters import by_name
 from autofit.exporters.base import Export
+from autofit.tracing.ranks import fake_ranks
 from tests.conformance.test_exporters import OWN, answer
 
 QUIET: dict[str, Any] = {
@@ -51,9 +52,13 @@ def cudnn_benchmark_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
 
 
-def export(values: Mapping[str, KnobValue] = MappingProxyType({}), version: str | None = None) -> Export:
+def export(
+    values: Mapping[str, KnobValue] = MappingProxyType({}),
+    version: str | None = None,
+    settings: dict[str, str] | None = None,
+) -> Export:
     plan = OWN.replace(compile="off")
-    return by_name("lightning").export(answer(plan.replace(**values), plan), version)
+    return by_name("lightning").export(answer(plan.replace(**values), plan, settings), version)
 
 
 def net(seen: dict[str, list[Any]]) -> Any:
@@ -218,7 +223,36 @@ def test_a_training_is_sharded_as_the_lines_say(reshard: bool, changes: dict[str
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("layout", ["full", "hybrid"])
+def test_the_lines_for_rows_and_for_gradients_that_wait_are_those_of_torch(layout: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+
+    values: dict[str, KnobValue] = {"layout": layout, "accumulation_steps": 2, "sync_each_batch": False}
+    found = export(values, settings={"ranks": "4", "rows": "2"})
+    assert found.unmapped == ()
+    line, waits = found.by_hand["layout"], found.by_hand["sync_each_batch"].partition(" at ")[0]
+    block, switched = nn.Linear(4, 4), list[bool]()
+    with fake_ranks(4) as ranks:
+        names: dict[str, Any] = {"fully_shard": fully_shard, "init_device_mesh": init_device_mesh, "block": block}
+        names["self"] = SimpleNamespace(model=nn.Sequential(block), device_mesh={"data_parallel": ranks.mesh})
+        if layout == "hybrid":
+            names["self"].device_mesh = SimpleNamespace(device_type="cpu")
+            exec(re.findall(r"mesh = init_device_mesh\([^(]*\([^)]*\)[^(]*\([^)]*\)\)", line)[0], names)
+        for call in re.findall(r"fully_shard\((?:\([^)]*\)|[^()])*\)", line):
+            eval(call, names)
+        weight: Any = block.weight
+        assert tuple(weight.device_mesh.shape) == ((2, 2) if layout == "hybrid" else (4,))
+        setting = "set_requires_all_reduce" if layout == "hybrid" else "set_requires_gradient_sync"
+        vars(names["self"].model)[setting] = switched.append
+        for batch_idx, is_last in enumerate([False, False, True]):
+            names["self"].trainer = SimpleNamespace(is_last_batch=is_last)
+            eval(waits, {**names, "batch_idx": batch_idx})
+    assert switched == [False, True, True]
+
+
 def test_what_lightning_does_not_shard_is_listed() -> None:
+    assert export({"layout": "hybrid"}).unmapped == ("layout",)  # rows that are not known
     assert export({"layout": "full"}, "2.3").unmapped == ("layout",)
     assert export({"layout": "full", "precision": "fp16"}).unmapped == ("layout",)
 

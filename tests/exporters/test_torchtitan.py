@@ -140,6 +140,17 @@ def test_the_ranks_are_those_of_the_variable(values: Values, degrees: list[str],
     assert subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env={}).stdout == "3\n"
 
 
+def test_rows_of_ranks_are_two_degrees() -> None:
+    values: Values = {"layout": "hybrid", "reshard_after_forward": False, "sync_each_batch": False}
+    export = exported(values, settings={"ranks": "6", "rows": "2"})
+    words = words_of(export)
+    names = (f"--parallelism.data_parallel_{kind}_degree" for kind in ("replicate", "shard"))
+    assert [words[words.index(name) + 1] for name in names] == ["2", "3"]
+    assert names_of(words) <= FIELDS["0.3.0"]
+    assert export.unmapped == ("sync_each_batch",)
+    assert exported(values).unmapped == ("layout", "sync_each_batch")  # rows that are not known
+
+
 def test_the_variable_for_tf32_switches_it_on_in_torch() -> None:
     text = exported({"precision": "tf32"}).text
     assert f"export {TF32}=1\n" in text

@@ -50,6 +50,10 @@ def searches(ranks: Ranks) -> list[Any]:
         said.append(str(error))
     with joined(torch.device("cpu"), print, 60.0) as found:
         said.append(found.exchanged("opened", f"by rank {found.number}", 30.0))
+        with found.group(5.0) as group:
+            total = torch.ones(1)
+            distributed.all_reduce(total, group=group.group)
+            said.append(total.item())
     return said
 
 
@@ -60,4 +64,4 @@ def test_f43_a_rank_that_joins_a_search_late_is_told_and_is_heard_in_the_next() 
     first, second = launched(searches)
     assert "no answer of rank 1 within 1 s" in first[0]
     assert "no sign of life of rank 0" in second[0]
-    assert first[1:] == second[1:] == [["by rank 0", "by rank 1"]]
+    assert first[1:] == second[1:] == [["by rank 0", "by rank 1"], 2.0]

@@ -66,3 +66,12 @@ def test_the_rest_of_a_huge_space_has_no_place(monkeypatch: pytest.MonkeyPatch) 
     listed = PlanList(space)
     assert len(listed.plans) == len(listed.points.octaves) == 3
     assert np.sum([listed.place(each) is None for each in space.plans()]) == 5
+
+
+def test_values_that_do_not_fit_the_number_of_micro_batches_are_barred() -> None:
+    sync = Knob(name="sync", values=(True, False), default=True, accumulated=(False,))
+    early = Knob(name="early", values=(False, True), default=False, one_pass=(True,))
+    space = space_of((sync, early), (4, 8, 16), 8, global_batch_size=16)
+    listed = PlanList(space)
+    assert [space.violation(each) is not None for each in listed.plans] == listed.barred().tolist()
+    assert listed.barred().sum() == 2 + 4  # of each sync=False the whole batch, of each early=True the others

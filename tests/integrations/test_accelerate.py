@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +76,23 @@ def test_ranks_replicate_the_model_by_default_and_shards_are_a_plugin(recwarn: p
     shards, steps = found[1]["fsdp_plugin"], found[1]["gradient_accumulation_plugin"]
     assert (shards.fsdp_version, shards.reshard_after_forward) == (2, True)
     assert (steps.num_steps, steps.sync_each_batch) == (2, True)
+
+
+def test_rows_of_ranks_and_gradients_that_wait_are_arguments(recwarn: pytest.WarningsRecorder) -> None:
+    def given(**values: Any) -> dict[str, Any]:
+        found = fit(accumulation_steps=2, sync_each_batch=False, **values).answer
+        changes = {"device_type": "cuda", "settings": {"ranks": "4", "rows": "2"}}
+        environment = found.environment.model_copy(update=changes)
+        return accelerator_arguments(Fit(found.model_copy(update={"environment": environment})))
+
+    full = given(layout="full")
+    assert full["gradient_accumulation_plugin"].sync_each_batch is False
+    assert not any("sync_each_batch" in str(each.message) for each in recwarn)
+    with pytest.warns(UserWarning, match="sync_each_batch=False"):
+        rows = given(layout="hybrid")
+    assert rows["gradient_accumulation_plugin"].sync_each_batch is True, "else a rank keeps whole gradients"
+    sizes = rows["parallelism_config"]
+    assert (sizes.dp_replicate_size, sizes.dp_shard_size) == (2, 2)
 
 
 def test_weights_are_gathered_in_bf16_by_the_plugin(recwarn: pytest.WarningsRecorder) -> None:

@@ -8,19 +8,22 @@ from torch import distributed
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autofit.core.plan import Plan
 from autofit.guard import Guard
 from autofit.prepare import prepare
 from autofit.strategies import members
-from autofit.workloads.batch_algebra import split
+from autofit.workloads.batch_algebra import batch_size, split
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.step import Draft, Ranks, StepBatch
 
 pytest.importorskip("transformers")
 from scripts.bench.memory.ranks import (
+    APART,
     CPU,
     GATHERED,
     IN_ROWS,
     LENGTH,
+    PARTS,
     PROMISED,
     ROW_RANKS,
     SIZE,
@@ -35,6 +38,13 @@ from scripts.bench.memory.ranks import (
 from scripts.bench.ranks.launching import RANKS, launched
 
 pytestmark = [pytest.mark.slow, pytest.mark.leaves("multiprocessing keeps a tracker of its resources")]
+ACCUMULATED = {
+    f"{layout}, {sync}": {"layout": layout, "accumulation_steps": PARTS, "sync_each_batch": sync}
+    for layout in ("full", "hybrid")
+    for sync in (True, False)
+}
+"""Plans of steps of `PARTS` micro batches, by what they do with their gradients."""
+PLANS = {**PROMISED, **IN_ROWS, **APART, **GATHERED, **ACCUMULATED, **TENSOR}
 CLOSE, CLOSE_IN_BF16 = 1e-5, 0.03
 """Largest relative L2 distance of gradients and trained weights; in bfloat16, 8e-3 was found for gradients."""
 CLIPPED = 0.1
@@ -68,8 +78,14 @@ def one_step(draft: Draft, batch: Any, plan: Any) -> dict[str, torch.Tensor]:
                     found[name.removeprefix("module.")] = whole.clone()
 
         step.observe = note
-        step(StepBatch.alike([batch]))
+        step(parts_of(batch, plan))
     return found
+
+
+def parts_of(batch: Any, plan: Plan) -> StepBatch:
+    """Returns a batch as a step of the plan's number of micro batches."""
+    size = batch_size(batch) // plan.accumulation_steps
+    return StepBatch.alike(split(batch, [size] * plan.accumulation_steps))
 
 
 def distance(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
@@ -89,7 +105,7 @@ def compared(ranks: Ranks, model: str, names: list[str]) -> list[tuple[float, fl
     found = []
     for name in names:
         draft, batch = draft_of(model, ranks.count)
-        plan = plan_of({**PROMISED, **IN_ROWS, **GATHERED, **TENSOR}[name])
+        plan = plan_of(PLANS[name])
         draft.ranks = ranks.in_rows(distributed.new_group) if plan.values["layout"] == "hybrid" else ranks
         mine = split(batch, [SIZE] * ranks.count)[ranks.number]
         distributed.barrier()
@@ -158,40 +174,62 @@ def test_ranks_that_compute_together_may_bring_batches_of_different_shapes() -> 
 
 
 class Exchanged(TorchDispatchMode):
-    """Adds up the bytes that collectives gather, and those that they average and scatter."""
+    """Adds up the bytes that collectives gather, those that they average and scatter, and those that rows average."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.gathered = self.averaged = 0
+        self.gathered = self.averaged = self.by_rows = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
         self.gathered += args[0].nbytes if "_allgather_base_" in name else 0
         self.averaged += args[1].nbytes if "_reduce_scatter_base_" in name else 0
+        self.by_rows += sum(each.nbytes for each in args[0]) if "allreduce_" in name else 0
         return func(*args, **(kwargs or {}))
 
 
-def in_bf16(ranks: Ranks, names: list[str]) -> Any:
+def exchanged(ranks: Ranks, names: list[str]) -> Any:
     """Returns what `compared` does, and the bytes that a step exchanges under each plan."""
     found = []
     for name in names:
-        draft, batch = draft_of("llama")
-        draft.ranks = ranks
-        with Exchanged() as seen:
-            one_step(draft, split(batch, [SIZE] * ranks.count)[ranks.number], plan_of({**PROMISED, **GATHERED}[name]))
-        found.append((seen.gathered, seen.averaged))
+        draft, batch = draft_of("llama", ranks.count)
+        plan = plan_of(PLANS[name])
+        draft.ranks = ranks.in_rows(distributed.new_group) if plan.values["layout"] == "hybrid" else ranks
+        draft.max_grad_norm = None  # whose sum over ranks is one more number
+        with prepare(plan, draft, members()) as step, Exchanged() as seen:
+            step(parts_of(split(batch, [SIZE] * ranks.count)[ranks.number], plan))
+        found.append((seen.gathered, seen.averaged, seen.by_rows))
     return compared(ranks, "llama", names), found
 
 
 def test_weights_gathered_in_bf16_are_half_the_bytes_and_train_as_in_float32_but_for_rounding() -> None:
     names = ["full", *GATHERED]
-    for results, (whole, *halves) in launched(in_bf16, names):
+    for results, (whole, *halves) in launched(exchanged, names):
         for name, (gradient, weights, moved) in list(zip(names, results, strict=True))[1:]:
             assert CLOSE < gradient <= CLOSE_IN_BF16, name
             assert weights <= CLOSE_IN_BF16 * moved, name
-        gathered, averaged = whole
-        assert halves[0] == halves[2] == [gathered // 2, averaged]
-        assert halves[1][0] < halves[0][0], "what is kept is gathered once"
+        gathered, averaged, _ = whole
+        found = dict(zip(GATHERED, halves, strict=True))
+        assert found["full, in bf16"] == found["full, autocast too"] == [gathered // 2, averaged, 0]
+        assert found["full, kept in bf16"][0] < gathered // 2, "what is kept is gathered once"
+
+
+@pytest.mark.parametrize(("layout", "count"), [("full", RANKS), ("hybrid", ROW_RANKS)])
+def test_gradients_that_wait_for_the_last_micro_batch_are_exchanged_once_and_train_the_same(
+    layout: str, count: int
+) -> None:
+    names = [name for name in ACCUMULATED if name.startswith(layout)]
+    for results, (each, last) in launched(exchanged, names, ranks=count):
+        for name, (gradient, weights, moved) in zip(names, results, strict=True):
+            assert gradient <= CLOSE, name
+            assert weights <= CLOSE, name
+            assert moved > 10 * CLOSE, name
+        gathered, averaged, by_rows = each
+        if layout == "full":
+            assert last == [gathered, averaged // PARTS, 0]
+        else:  # a row divides its gradients each time, and exchanges its part once
+            assert by_rows > 0
+            assert last == [gathered, averaged, by_rows // PARTS]
 
 
 @pytest.mark.parametrize(("name", "copies"), [("replicated, views", 0.0), ("full", MOST_COPIES)])

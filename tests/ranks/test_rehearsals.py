@@ -13,6 +13,7 @@ from scripts.bench.ranks.launching import RANKS
 
 pytest.importorskip("transformers")
 from scripts.bench.memory.ranks import (
+    APART,
     GATHERED,
     IN_ROWS,
     MODELS,
@@ -30,6 +31,7 @@ from scripts.bench.memory.ranks import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+ALL = (PROMISED, IN_ROWS, APART, GATHERED)
 SMALL = ("mlp", "convolutions")
 """Models whose steps take no second."""
 
@@ -52,9 +54,9 @@ def cases(plans: Any) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("model", "name"), [*cases(PROMISED), *cases(IN_ROWS), *cases(GATHERED)])
+@pytest.mark.parametrize(("model", "name"), [each for plans in ALL for each in cases(plans)])
 def test_a_trace_is_within_one_percent_of_a_rehearsal(model: str, name: str) -> None:
-    plan = plan_of({**PROMISED, **IN_ROWS, **GATHERED}[name])
+    plan = plan_of(next(plans[name] for plans in ALL if name in plans))
     ranks = ranks_of(plan)
     rehearsed = max(rehearsed_bytes(model, plan, ranks, number) for number in range(ranks))
     assert estimated_bytes(model, plan, ranks) == pytest.approx(rehearsed, rel=REQUIRED_RATIO)

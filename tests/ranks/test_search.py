@@ -18,9 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import autofit
+from autofit.core.plan import Plan
 from autofit.fit import Fit
 from autofit.guard.object_state import fingerprint
-from autofit.probing.ranks.bench import SAME_SAMPLES
+from autofit.probing.ranks.bench import SAME_SAMPLES, RankBench
 from autofit.probing.ranks.launch import Launch
 from autofit.search.search import SearchInterrupted
 from autofit.workloads.step import Ranks
@@ -212,6 +213,43 @@ def test_a_plan_that_gathers_in_bf16_passes_the_check_and_trains_close_to_one_pr
         assert not torch.equal(torch.tensor(mine["weights"]), expected)
 
 
+def apart(ranks: Ranks) -> dict[str, Any]:
+    """Searches with gradients that are exchanged once per step, and trains under the plan."""
+    pinned: dict[str, Any] = {
+        "layout": "full",
+        "gather_precision": "fp32",
+        "sync_each_batch": False,
+        "micro_batch_size": 4,
+    }
+    model, loader, compared = net(), data(shuffle=False), list[Plan]()
+    compare = RankBench.compare
+
+    def noted(bench: Any, number: int, plan: Plan, limit_s: float) -> Any:
+        compared.append(plan)
+        return compare(bench, number, plan, limit_s)
+
+    before = digest_of(model)
+    with patch.object(RankBench, "compare", noted):
+        fit = autofit.tune(model, loader, optimizer=sgd, global_batch_size=32, pinned=pinned, **GIVEN)
+    same = digest_of(model) == before
+    with fit.prepare(model, loader, sgd) as step:
+        for batch in step.loader:
+            step(batch)
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+    steps = {plan.accumulation_steps for plan in compared if plan.values.get("sync_each_batch") is False}
+    return {"plan": fit.plan.values, "same": same, "weights": weights, "steps": [*steps], "caveats": fit.caveats}
+
+
+def test_a_plan_that_exchanges_gradients_once_per_step_is_compared_and_trains_as_one_process_does() -> None:
+    for each in launched(apart):
+        values = each["plan"]
+        assert (values["layout"], values["accumulation_steps"], values["sync_each_batch"]) == ("full", 4, False)
+        assert each["same"]
+        assert each["steps"] == [2]
+        assert not any("sync_each_batch" in caveat for caveat in each["caveats"])
+        assert torch.allclose(torch.tensor(each["weights"]), torch.tensor(reference(16)), rtol=1e-4, atol=1e-5)
+
+
 def refused(ranks: Ranks) -> list[str]:
     """Returns the errors of searches that no two ranks can make together."""
     sharded: Any = fully_shard(net())
@@ -317,6 +355,41 @@ def delayed(ranks: Ranks) -> list[str]:
 def test_a_straggler_is_named() -> None:
     for caveats in launched(delayed):
         assert any(each.startswith("rank 1 takes ") and "every step waits for it" in each for each in caveats), caveats
+
+
+class Failing(TensorDataset):
+    """Fails on rank 1 while gradients are compared."""
+
+    armed = False
+
+    def __getitem__(self, index: int) -> Any:
+        if Failing.armed:
+            raise KeyError("no such sample")
+        return super().__getitem__(index)  # type: ignore[no-untyped-call]
+
+
+def uncompared(ranks: Ranks) -> dict[str, Any]:
+    compare, given = RankBench.compare, data().dataset
+
+    def armed(bench: Any, *arguments: Any) -> Any:
+        Failing.armed = ranks.number == 1
+        try:
+            return compare(bench, *arguments)
+        finally:
+            Failing.armed = False
+
+    assert isinstance(given, TensorDataset)
+    loader, began = DataLoader(Failing(*given.tensors), 8), time.monotonic()
+    with patch.object(RankBench, "compare", armed):
+        fit = autofit.tune(net(), loader, optimizer=sgd, pinned={"layout": "optimizer"}, **GIVEN)
+    return {"plan": str(fit.plan), "caveats": list(fit.caveats), "took_s": time.monotonic() - began}
+
+
+def test_a_rank_that_cannot_make_the_batch_of_a_comparison_keeps_no_other_waiting() -> None:
+    first, second = launched(uncompared)
+    assert first["plan"] == second["plan"]
+    assert any("rank 1 alone" in caveat and "no such sample" in caveat for caveat in first["caveats"]), first
+    assert first["took_s"] < 60.0
 
 
 class Stream(IterableDataset[Any]):

@@ -1,6 +1,7 @@
 """The layouts of several ranks: which are offered, what they refuse, and that the heaviest rank is found."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ LAYOUTS = ("replicated", "optimizer", "full")
 
 
 def facts(model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **changes: Any) -> Facts:
-    found = replace(Case(mlp).facts(), ranks=2, **changes)
+    found = replace(Case(mlp).facts(), **{"ranks": 2, "global_batch_size": None, **changes})
     if model is not None:
         found = replace(found, model=model, optimizer=optimizer or torch.optim.AdamW(model.parameters()))
     return found
@@ -49,6 +50,14 @@ def test_layouts_are_compared_and_a_fixed_one_has_its_own_knobs() -> None:
     assert offered(facts(layout="full", capabilities=EVERY_CAPABILITY)) == {"layout": ("full",), **beside}
     assert offered(facts(pinned={"layout": "full"}, capabilities=EVERY_CAPABILITY)) == {"layout": LAYOUTS, **beside}
     assert offered(facts(pinned={"layout": "replicated"})) == {"layout": LAYOUTS}
+    ways: list[dict[str, Any]] = [{"accumulation_steps": 2}, {"global_batch_size": 16}]
+    for several in ways:
+        apart = offered(facts(layout="full", capabilities=EVERY_CAPABILITY, **several))
+        assert apart == {"layout": ("full",), **beside, "sync_each_batch": (True, False)}
+        assert offered(facts(layout="replicated", **several)).keys() == {"layout", "gradient_as_bucket_view"}
+    ways = [{"global_batch_size": 1}, {"global_batch_size": 16, "resizable": False}]
+    for one in ways:
+        assert "sync_each_batch" not in offered(facts(layout="full", **one))
     for layout in ("replicated", "optimizer"):
         assert offered(facts(layout=layout)) == {"layout": (layout,), "gradient_as_bucket_view": (False, True)}
 
@@ -159,12 +168,18 @@ def test_other_models_are_refused() -> None:
     ("values", "reason"),
     [
         ({"layout": "full", "gradient_as_bucket_view": True}, "gradients that every rank has"),
-        ({"layout": "replicated", "reshard_after_forward": False}, "gathers none"),
-        ({"layout": "replicated", "gather_precision": "bf16"}, "gathers none"),
+        ({"layout": "replicated", "reshard_after_forward": False}, "divides none"),
+        ({"layout": "replicated", "gather_precision": "bf16"}, "divides none"),
         ({"layout": "full", "gather_precision": "bf16", "precision": "fp16"}, "precision fp16 in another format"),
         ({"layout": "full", "gather_precision": "bf16", "precision": "tf32"}, "precision tf32 in another format"),
         ({"layout": "full", "gather_precision": "bf16"}, "keeps statistics in float32"),
         ({"layout": "full", "gather_precision": "fp8"}, "expected fp32 or bf16"),
+        ({"layout": "replicated", "sync_each_batch": False, "accumulation_steps": 2}, "divides none"),
+        (
+            {"layout": "full", "sync_each_batch": False, "accumulation_steps": 1},
+            "several micro batches, and the plan has one",
+        ),
+        ({"layout": "full", "sync_each_batch": 0, "accumulation_steps": 2}, "expected False or True"),
         ({"layout": "full", "memory_format": "channels_last"}, "contiguous parameters"),
         ({"layout": "full", "activation_offload": True}, "gathered for one block"),
         ({"layout": "full", "linear_cross_entropy": "chunked"}, "weights of the head"),
@@ -236,3 +251,31 @@ def test_gradients_are_exchanged_once_after_the_last_micro_batch_that_counts(
             step(StepBatch([case.step_batch(plan).parts[0]] * 4, weights))
             assert exchanged == sorted(set(exchanged)), "each bucket once"
             assert exchanged
+
+
+@pytest.mark.parametrize(
+    ("layout", "setting", "waits"),
+    [("full", "set_requires_gradient_sync", True), ("hybrid", "set_requires_all_reduce", True), ("full", "", False)],
+)
+def test_gradients_wait_for_the_last_micro_batch_and_a_failed_one_leaves_nothing_switched_off(
+    layout: str, setting: str, waits: bool
+) -> None:
+    case, switched = Case(mlp), list[bool]()
+    plan = Plan(values={"micro_batch_size": 2, "accumulation_steps": 4, "layout": layout, "sync_each_batch": not waits})
+    with fake_ranks(4) as case.draft.ranks, prepare(plan, case.draft, members()) as step:
+        if setting:
+            switch = getattr(step.model, setting)
+
+            def noted(on: bool) -> None:
+                switched.append(on)
+                switch(on)
+
+            vars(step.model)[setting] = noted
+        with pytest.raises(TypeError, match="NoneType"):
+            step(StepBatch([None, None], (0.5, 0.5)))
+        assert switched == ([False, True] if waits else [])
+        switched.clear()
+        part = case.step_batch(plan).parts[0]
+        step(StepBatch([part] * 4, (0.5, 0.25, 0.25, 0.0)))  # the last one does not count
+        assert switched == ([False, True] * 2 if waits else [])
+    assert case.draft.accumulating is nullcontext

@@ -10,13 +10,11 @@ anybody there, so an out-of-memory is an ordinary outcome of one rank. Only a pl
 import gc
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from itertools import zip_longest
-from statistics import median
+from itertools import islice, zip_longest
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -24,18 +22,16 @@ import torch
 from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
-from autofit.core.briefing import Options
-from autofit.core.environment import RANKS, Environment
+from autofit.core.briefing import Examiner, Options
+from autofit.core.environment import RANKS, ROWS, Environment
 from autofit.core.errors import AutofitError, RanksLost, SpaceError, UsageError, from_record, to_record
 from autofit.core.measurement import Measurement, Memory
-from autofit.core.outcome import Outcome, Status
+from autofit.core.outcome import Outcome
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.space import Refusal
 from autofit.core.trial import OPEN, Purpose, RunTerms
 from autofit.core.units import format_bytes
 from autofit.devices.base import Device
-from autofit.failures.classify import classify
-from autofit.failures.evidence import collect, scrub
 from autofit.gates.compare import REDUCED_L2, GradientDifference, difference, order_l2
 from autofit.gates.gradients import generators_restored, seed_all, sketch
 from autofit.gates.verdict import Checked, GateVerdict, together
@@ -44,12 +40,13 @@ from autofit.probing.local_bench import LocalBench, undivided
 from autofit.probing.opening import check_divided, chosen
 from autofit.probing.probe import Probe
 from autofit.probing.ranks.launch import ARRIVAL_S, Launch
+from autofit.probing.ranks.outcomes import FAILED, failure_of, joined_outcome, straggler, worst_of
 from autofit.probing.watchdog import Watchdog
 from autofit.strategies import members
 from autofit.workloads.batch_store import StepBatch, Typical, unused
 from autofit.workloads.divided import divided_already
 from autofit.workloads.micro_batch_weights import Weighing
-from autofit.workloads.step import PER_MACHINE, Ranks, TrainStep, static_bytes
+from autofit.workloads.step import PER_MACHINE, Ranks, TrainStep, rows_of, static_bytes
 from autofit.workloads.tree import Batch, nbytes, tensors
 from autofit.workloads.workload import Workload
 
@@ -59,15 +56,11 @@ WORST = -1
 LEAST_S, TIMES = 30.0, 5.0
 """Seconds after which ranks no longer wait for each other in a step, at least, and as a multiple of the time that its
 rehearsal took."""
-LOST = re.compile(r"gloo|NCCL|Connection (?:closed|reset|refused)|[Tt]imed out (?:waiting|after)|process ?group", re.I)
-"""What an error says of which the cause is another rank."""
 REPLY_S = 120.0
 """Seconds that the leader waits for an answer beyond what its own work took: a rank may be disturbed."""
 
 OPENED = "opened"
 """What ranks say once their benches are open."""
-LEAST_PACES, STRAGGLES = 4, 1.5
-"""Number of rehearsals from which ranks are compared by their speed, and the ratio at which one of them is named."""
 HASHED = 1000
 """Number of values of a tensor by which batches of ranks are compared."""
 SAME_SAMPLES = (
@@ -94,9 +87,12 @@ class RankBench(LocalBench):
         if reason := divided_already(workload.model):  # before a pass of it waits for other ranks
             raise SpaceError(f"found that {reason}. Expected a model that autofit can divide itself.")
         super().__init__(workload, device, divided(options, launch.count), watch=watch)
+        self._draw = launch.number
         check_divided(self.briefing.space, None, launch.count, "or tune it in one process")
         found = self.briefing.environment
-        environment = found.model_copy(update={"settings": {**found.settings, RANKS: str(launch.count)}})
+        counts = {RANKS: launch.count, ROWS: rows_of(launch.count)}
+        known = {name: str(count) for name, count in counts.items() if count > 1}
+        environment = found.model_copy(update={"settings": {**found.settings, **known}})
         self.briefing = self.briefing.model_copy(update={"environment": environment})
         if device.is_host and options.memory_budget is None:  # the ranks of a machine share its memory
             here = int(os.environ.get(PER_MACHINE, launch.count))
@@ -151,19 +147,20 @@ class RankBench(LocalBench):
             self._ranks, self._fastest_s = None, fastest_s
 
     def compare(self, number: int, plan: Plan, limit_s: float) -> GradientDifference:
-        """Compares the gradient of all ranks under a plan with the mean of what each computes alone, on its own batch.
+        """Compares the gradient of all ranks under a plan with the mean of what each computes alone, on its own data.
 
         Args:
             number: number of the command, by which the ranks find each other.
             plan: the plan, which divides the training. What else it does, each rank does alone too.
             limit_s: seconds after which the ranks no longer wait for each other.
         """
-        batch = next(self._source.fresh(plan.micro_batch_size, self.launch.number))  # other samples on each rank
         alone, failure = None, ""
         try:
-            alone, allowed = self._gradient(undivided(plan), batch, None)
+            drawn = self._source.fresh(plan.micro_batch_size, self.launch.number)  # other samples on each rank
+            parts = [*islice(drawn, plan.accumulation_steps)]
+            alone, allowed = self._gradient(undivided(plan), parts, None)
         except Exception as error:  # noqa: BLE001  # such as a model that only fits on several devices
-            failure = _failure(error, self.device).reason
+            failure = failure_of(error, self.device).reason
             self._put_back()
         said = self.launch.exchanged(f"alone/{number}", failure, limit_s + REPLY_S)
         with self._group(plan, limit_s) as ranks:
@@ -172,7 +169,7 @@ class RankBench(LocalBench):
                 return GradientDifference(reason=reason)
             mean = alone.to(self.device.torch_device)
             distributed.all_reduce(mean, group=ranks.group)
-            found, _ = self._gradient(plan, batch, ranks)
+            found, _ = self._gradient(plan, parts, ranks)
         l2 = difference(found, mean.cpu().div_(ranks.count))
         if math.isnan(l2):
             return GradientDifference(reason="it is zero")
@@ -181,15 +178,15 @@ class RankBench(LocalBench):
     def _group(self, plan: Plan, limit_s: float) -> AbstractContextManager[Ranks]:
         return self.launch.group(limit_s, in_rows=any(member.needs_rows(plan) for member in members()))
 
-    def _gradient(self, plan: Plan, batch: Batch, ranks: Ranks | None) -> tuple[torch.Tensor, float]:
-        """Returns the sketch of the gradient of a batch, and by how much rounding may change it."""
+    def _gradient(self, plan: Plan, parts: Sequence[Batch], ranks: Ranks | None) -> tuple[torch.Tensor, float]:
+        """Returns the sketch of the gradient of micro batches, and by how much rounding may change it."""
         self._ranks = ranks
         try:
             self._make_ready()
             with generators_restored(self.device.torch_device), self._build(plan) as step:
                 seed_all(self._options.seed)
                 step.draft.weighing = None
-                step.backward(StepBatch.alike(unused([batch], self.device.type)))
+                step.backward(StepBatch.alike(unused(parts, self.device.type)))
                 return sketch([each for each in step.model.parameters() if each.requires_grad]), order_l2(step)
         finally:
             self._ranks = None
@@ -303,6 +300,8 @@ class LeadingBench(RankBench):
             divided |= {name: value for name, value in plan.values.items() if name in formats}
         sized = {MICRO_BATCH_SIZE: baseline.micro_batch_size, ACCUMULATION_STEPS: 1}
         alike = Plan(values={**sized, **divided})
+        if any(member.conflict(alike) for member in members()):  # it has no meaning without accumulation
+            alike = alike.replace(accumulation_steps=2)
         if alike.key not in self._differences:
             self._differences[alike.key] = self._compared(alike)
         changed = {name: value for name, value in divided.items() if name in plan.changes_from(baseline)}
@@ -328,9 +327,26 @@ class LeadingBench(RankBench):
         except RanksLost:
             raise
         except Exception as error:  # noqa: BLE001  # raised by the user's code, or because another rank has failed
-            found = GradientDifference(reason=_failure(error, self.device).reason)
+            found = GradientDifference(reason=failure_of(error, self.device).reason)
         failures = [each for each in self.launch.replies(number, limit_s + REPLY_S) if each]
         return GradientDifference(reason=failures[0]) if failures else found
+
+    def examine_all(self, examiner: Examiner, plan: Plan, limit_s: float) -> list[str]:
+        """Returns what an examiner says on each rank of steps that all of them run, by rank; see `examine`."""
+        group_s, said = self._limits_s.get(plan.key, LEAST_S), list[str]()
+        asked = {"limit_s": group_s, "examiner": examiner.model_dump(mode="json"), **self._request(plan)}
+        number, self._places, closed = self.launch.command("examine", **asked), {}, False
+        try:
+            with self._group(plan, group_s) as self._ranks:
+                mine = self.examine(examiner, plan, limit_s)
+                if mine and not mine.startswith(FAILED):  # the followers may still be in the last collective
+                    number, closed = self.launch.command("close"), True
+                    said = self.launch.replies(number, group_s + REPLY_S)
+        finally:
+            self._ranks = None
+            if not closed:
+                number = self.launch.command("close")
+        return [mine, *(said or self.launch.replies(number, group_s + REPLY_S))]
 
     def end(self, **what: object) -> None:
         """Ends the followers' work; they get the answer or the error."""
@@ -361,17 +377,17 @@ class LeadingBench(RankBench):
 
     def _run_on_all(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
         limit_s = self._limits_s.get(plan.key, LEAST_S)
+        self._note_places(plan)  # first, since the followers then wait for this rank to make the group
         number = self.launch.command("run", limit_s=limit_s, **self._request(plan))
         said: list[Any] | None = None
         try:
-            self._note_places(plan)
             with self._group(plan, limit_s) as self._ranks:
                 outcome = super()._evaluated(plan, purpose, terms)
                 if outcome.measured:  # the followers may still be in the last collective
                     number = self.launch.command("close")
                     said = self.launch.replies(number, limit_s + REPLY_S)
         except RuntimeError as error:
-            outcome = _failure(error, self.device)
+            outcome = failure_of(error, self.device)
         finally:
             self._ranks = None
             if said is None:
@@ -394,7 +410,7 @@ class LeadingBench(RankBench):
         if plan.key in self._limits_s:
             return None
         outcomes = self._rehearse(plan, Purpose.PROBE)
-        if (worst := _worst(outcomes)) is not None:
+        if (worst := worst_of(outcomes)) is not None:
             return worst
         self._limits_s[plan.key] = LEAST_S + TIMES * max(each.duration_s for each in outcomes)
         measured = [each.measurement for each in outcomes if each.measurement is not None]
@@ -424,13 +440,17 @@ class LeadingBench(RankBench):
         batches = () if self._known is None else self._known.batches
         self._places = {id(batch): place for place, batch in enumerate(batches)}
 
-    def _announce(self, parts: Sequence[Batch]) -> None:
+    def _announce(self, parts: Sequence[Batch]) -> bool:
         if self._ranks is not None and not self._ranks.is_fake:
             self.launch.command("step", places=[self._places.get(id(part), WORST) for part in parts])
+        return True
 
 
 class FollowingBench(RankBench):
     """The bench of another rank, which does what the leader says."""
+
+    _closed: int | None = None
+    """Number of the command with which the leader closed the run."""
 
     def serve(self) -> dict[str, Any]:
         """Follows the leader until it ends the search. Returns what it says then.
@@ -442,7 +462,7 @@ class FollowingBench(RankBench):
             number, command = self.launch.next()
             if command["do"] == "end":
                 return command
-            if command["do"] not in ("rehearse", "run", "compare"):
+            if command["do"] not in ("rehearse", "run", "compare", "examine"):
                 continue  # of a run that failed here
             plan, weighing = Plan.model_validate(command["plan"]), command["weighing"]
             self._weighing = None if weighing is None else Weighing.parse(weighing)
@@ -451,6 +471,8 @@ class FollowingBench(RankBench):
                 self.launch.reply(number, found.model_dump(mode="json"))
             elif command["do"] == "compare":
                 self.launch.reply(number, self._objection(number, plan, command["limit_s"]))
+            elif command["do"] == "examine":
+                self._follow(plan, command["limit_s"], Examiner.model_validate(command["examiner"]))
             else:
                 self._follow(plan, command["limit_s"])
 
@@ -461,19 +483,23 @@ class FollowingBench(RankBench):
         except RanksLost:
             raise
         except Exception as error:  # noqa: BLE001  # raised by the user's code, or because another rank has failed
-            return _failure(error, self.device).reason
+            return failure_of(error, self.device).reason
         return ""
 
-    def _follow(self, plan: Plan, limit_s: float) -> None:
-        """Runs the steps of a plan that the leader announces, and says what came of it."""
-        closed, failure, peaks = None, None, list[Memory]()
+    def _follow(self, plan: Plan, limit_s: float, examiner: Examiner | None = None) -> None:
+        """Runs the steps of a plan that the leader announces, and says what came of it, or what an examiner says."""
+        closed, failure, peaks, self._closed, text = None, None, list[Memory](), None, ""
         try:
             with self._group(plan, limit_s) as self._ranks:
-                closed = self._ran(plan, peaks)
+                if examiner is None:
+                    closed = self._ran(plan, peaks)
+                else:
+                    text = self._examined(examiner.model_copy(update={"seconds": math.inf}), plan)
+                    closed = self._closed
         except (KeyboardInterrupt, RanksLost):
             raise
         except BaseException as error:  # noqa: BLE001  # any failure of a plan is an outcome; SystemExit too
-            failure = _failure(error, self.device)
+            failure = failure_of(error, self.device)
         finally:
             self._ranks = None
         gc.collect()  # the frames that held the failed step are gone, and with them its connections
@@ -482,12 +508,23 @@ class FollowingBench(RankBench):
         while closed is None:
             number, command = self.launch.next()
             closed = number if command["do"] == "close" else None
+        if examiner is not None:
+            self.launch.reply(closed, text if failure is None else f"{FAILED}: {failure.reason}")
+            return
         worst = max(peaks, key=lambda each: each.judged_bytes, default=None)
         said = {
             "failure": None if failure is None else failure.model_dump(mode="json"),
             "memory": None if worst is None else worst.model_dump(mode="json"),
         }
         self.launch.reply(closed, said)
+
+    def _announce(self, parts: Sequence[Batch]) -> bool:
+        """Waits until the leader runs a step too. Returns False if it has closed the run."""
+        if self._ranks is None or self._ranks.is_fake:
+            return True
+        number, command = self.launch.next()
+        self._closed = None if command["do"] == "step" else number
+        return self._closed is None
 
     def _ran(self, plan: Plan, peaks: list[Memory]) -> int:
         """Runs steps until the leader closes them. Returns the number of that command."""
@@ -516,73 +553,3 @@ class FollowingBench(RankBench):
         found = reading.memory
         more = {"allocated_bytes": found.allocated_bytes + held, "judged_bytes": found.judged_bytes + held}
         return found.model_copy(update=more)
-
-
-def joined_outcome(leaders: Outcome, said: Sequence[dict[str, Any]], budget_bytes: int) -> Outcome:
-    """Returns the outcome of a plan on all ranks, from that of the leader and what each follower says.
-
-    Where ranks failed, the cause is the failure that is not a consequence of another rank's. The peak is the worst.
-    """
-    failures = [None if each["failure"] is None else Outcome.model_validate(each["failure"]) for each in said]
-    outcomes = [leaders, *failures]
-    failed = [each for each in outcomes if each is not None and not each.measured]
-    if failed and all(LOST.search(each.reason) for each in failed):
-        reason = f"the ranks no longer waited for each other: {failed[0].reason}"
-        return Outcome(status=Status.TIMED_OUT, reason=reason, duration_s=leaders.duration_s)
-    if (worst := _worst(outcomes)) is not None:
-        return worst
-    peaks = [None, *(each["memory"] for each in said)]
-    others = [(rank, Memory.model_validate(each)) for rank, each in enumerate(peaks) if each is not None]
-    if leaders.measurement is None or not others:
-        return leaders
-    rank, memory = max(others, key=lambda each: each[1].judged_bytes)
-    if memory.judged_bytes <= leaders.measurement.memory.judged_bytes:
-        return leaders
-    found = leaders.with_measured(memory=memory)
-    if memory.judged_bytes <= budget_bytes:
-        return found
-    peak, budget = format_bytes(memory.judged_bytes), format_bytes(budget_bytes)
-    reason = f"rank {rank}: its peak {peak} is above the budget {budget}"
-    return found.model_copy(update={"status": Status.OVER_BUDGET, "reason": reason})
-
-
-def straggler(paces: Sequence[Sequence[float]]) -> str:
-    """Returns which rank takes longer than the others for the same work, in words; "" if none does.
-
-    Args:
-        paces: seconds of a step of each rank alone, in several rehearsals. The median over these decides.
-    """
-    if len(paces) < LEAST_PACES:
-        return ""
-    ratios = {
-        rank: median(pace[rank] / median([*pace[:rank], *pace[rank + 1 :]]) for pace in paces)
-        for rank in range(len(paces[0]))
-    }
-    slowest = max(ratios, key=lambda rank: ratios[rank])
-    if ratios[slowest] < STRAGGLES:
-        return ""
-    return f"rank {slowest} takes {ratios[slowest]:.1f} times as long as the others for the same work"
-
-
-def _worst(outcomes: Sequence[Outcome | None]) -> Outcome | None:
-    """Returns the failure that all ranks report, named by its rank; None if none failed.
-
-    Lack of memory comes first: a smaller batch may help. Then what is not the consequence of another rank's failure.
-    """
-    failed = [(rank, each) for rank, each in enumerate(outcomes) if each is not None and not each.measured]
-    if not failed:
-        return None
-
-    def order(each: tuple[int, Outcome]) -> tuple[bool, bool]:
-        return not each[1].status.does_not_fit, LOST.search(each[1].reason) is not None
-
-    rank, found = min(failed, key=order)
-    return found.model_copy(update={"reason": f"rank {rank}: {found.reason}"})
-
-
-def _failure(error: BaseException, device: Device) -> Outcome:
-    """Returns the outcome of a step that failed, and lets go of what it held."""
-    evidence = collect(error)
-    scrub(error)
-    verdict = classify(evidence, device_is_host=device.is_host)
-    return Outcome(status=verdict.status, reason=verdict.reason, traceback_text=evidence.traceback_text)

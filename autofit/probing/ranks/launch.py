@@ -288,9 +288,21 @@ def joined(device: torch.device, say: Callable[[str], None], limit_s: float) -> 
                 undo.callback(distributed.destroy_process_group)
             undo.enter_context(fakes_allowed(device.type))
             launch.fake = _fake(device.type, undo)
+            _number_alike(launch)
         except RuntimeError as error:
             raise _not_met(error) from None
         yield launch
+
+
+def _number_alike(launch: Launch) -> None:
+    """Has all ranks give their next group the same number.
+
+    torch names a group by how many its process has made, and ranks meet in it by its name. A rank that joined a search
+    which the others had given up has made more than they.
+    """
+    mine = int(launch.fake.group.group_name)
+    for _ in range(max(launch.exchanged("groups", mine, ARRIVAL_S)) - mine):
+        _destroyed(distributed.new_group(backend=FAKE))
 
 
 def _fake(device_type: str, undo: ExitStack) -> Ranks:

@@ -3,7 +3,8 @@
 Six small architectures train under each layout. The trace runs on fake tensors and a fake process group; the rehearsal
 on real tensors and a fake group; the last on two processes, or four in rows, that communicate by gloo, which holds
 copies of its own.
-Required: trace and rehearsal differ by at most 1 % under every plan of `PROMISED`, `IN_ROWS`, `GATHERED` and `TENSOR`.
+Required: trace and rehearsal differ by at most 1 % under every plan of `PROMISED`, `IN_ROWS`, `APART`, `GATHERED` and
+`TENSOR`.
 """
 
 import gc
@@ -51,6 +52,8 @@ WORDS, LENGTH, CLASSES, SIZE = 512, 32, 10, 4
 STEPS = 3
 CPU = torch.device("cpu")
 REQUIRED_RATIO = 0.01
+PARTS = 4
+"""Number of micro batches of a step that has several, for plans that are promised."""
 HYBRID, ROW_RANKS = "hybrid", 4
 """The layout of ranks in rows, and their number."""
 
@@ -167,6 +170,12 @@ IN_ROWS: Mapping[str, Mapping[str, KnobValue]] = {
     "hybrid, kept": {"layout": HYBRID, "reshard_after_forward": False},
 }
 """Promised plans of `ROW_RANKS` ranks, in rows of two."""
+APART: Mapping[str, Mapping[str, KnobValue]] = {
+    "full, apart": {"layout": "full", "accumulation_steps": PARTS, "sync_each_batch": False},
+    "full, kept, apart": {**PROMISED["full, kept"], "accumulation_steps": PARTS, "sync_each_batch": False},
+    "hybrid, apart": {"layout": HYBRID, "accumulation_steps": PARTS, "sync_each_batch": False},
+}
+"""Promised plans that exchange gradients after the last micro batch of a step."""
 OTHERS: Mapping[str, Mapping[str, KnobValue]] = {
     "full, checkpointed": {"layout": "full", "checkpointed_blocks": 4},
     "full, accumulated": {"layout": "full", "accumulation_steps": 2},
@@ -176,6 +185,7 @@ OTHERS: Mapping[str, Mapping[str, KnobValue]] = {
 GATHERED: Mapping[str, Mapping[str, KnobValue]] = {
     "full, in bf16": {"layout": "full", "gather_precision": "bf16"},
     "full, kept in bf16": {"layout": "full", "gather_precision": "bf16", "reshard_after_forward": False},
+    "full, apart, in bf16": {**APART["full, apart"], "gather_precision": "bf16"},
     "full, autocast too": {"layout": "full", "gather_precision": "bf16", "precision": "bf16"},
 }
 """Promised plans that compute in another format, for models without batch normalisation."""
@@ -297,7 +307,7 @@ def main() -> None:
     cases = []
     print(f"{'model':14s}{'plan':20s}{'trace':>12s}{'rehearsal':>12s}{'':>9s}{'gloo':>12s}{'':>9s}")
     for model in given.models:
-        plans = {**PROMISED, **IN_ROWS, **({} if model in NORMALISED else GATHERED), **OTHERS}
+        plans = {**PROMISED, **IN_ROWS, **APART, **({} if model in NORMALISED else GATHERED), **OTHERS}
         for case in compare(model, {**(plans if model in MODELS else {}), **(TENSOR if model in WITH_PLAN else {})}):
             cases.append(case)
             sizes = [format_bytes(case[f"{how}_bytes"]) for how in ("estimated", "rehearsed", "gloo")]
