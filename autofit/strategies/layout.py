@@ -2,12 +2,13 @@
 
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -18,10 +19,10 @@ from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import has_compiled_part
 from autofit.strategies.precision import format_of, lack_of
-from autofit.strategies.shards import begin_anew, in_bf16, is_without_data, sharded, sharding
+from autofit.strategies.shards import Blocks, begin_anew, in_bf16, is_without_data, sharded, sharding
 from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step
 from autofit.strategies.undo import Undo
-from autofit.torch_internals import NormBase, is_traceable_wrapper_subclass, is_view
+from autofit.torch_internals import NormBase, is_traceable_wrapper_subclass, is_view, issued
 from autofit.workloads.divided import divided_already
 from autofit.workloads.step import Draft, Ranks, rows_of
 from autofit.workloads.workload import OptimizerSet
@@ -148,7 +149,8 @@ class RankLayout(Strategy):
             assert mesh is not None, "these ranks have been put in rows"
             formats = in_bf16(autocast=draft.autocast is not nullcontext) if self.rounds(plan) else (None, None)
             reshard = plan.values.get(RESHARD, True) is True
-            with sharded(model, optimizer, ranks, mesh, reshard=reshard, formats=formats):
+            with sharded(model, optimizer, ranks, mesh, reshard=reshard, formats=formats), Undo() as undo:
+                undo.set(draft, "exchange", Blocks.of(model))
                 yield
             return
         with Undo() as undo:
@@ -258,6 +260,44 @@ def _replicate(draft: Draft, ranks: Ranks, undo: Undo, *, views: bool) -> None:
         wrapped.register_comm_hook(ranks.count, lambda count, bucket: _averaged_alone(count, bucket))  # noqa: PLW0108
     undo.set(draft, "model", wrapped)
     undo.set(draft, "accumulating", wrapped.no_sync)
+    undo.set(draft, "exchange", Buckets(wrapped))
+
+
+@dataclass(slots=True)
+class Buckets:
+    """The `Exchange` of `DistributedDataParallel`: the last pass of a step averages its buckets, one after the other.
+
+    What else it would exchange in a pass, buffers and the order of buckets, is exchanged before.
+    """
+
+    wrapped: Any
+    _before: int = 0
+
+    def learn(self, run: Callable[[], object]) -> None:
+        """Does nothing: the reducer knows its buckets."""
+
+    def begin(self) -> None:
+        """Puts buckets in the order of the first backward pass, and gives all ranks the buffers of rank 0."""
+        self.wrapped.reducer._rebuild_buckets()
+        if self.wrapped.will_sync_module_buffers():
+            self.wrapped._sync_buffers()
+
+    def attempt(self) -> None:
+        """Counts buckets from now."""
+        self.wrapped.require_forward_param_sync = False
+        self._before = issued(self.wrapped.process_group)
+
+    def complete(self, passes: int) -> None:
+        """Averages zeros in the place of the buckets that are left."""
+        reducer, sent = self.wrapped.reducer, issued(self.wrapped.process_group) - self._before
+        for bucket in reducer._get_zeros_like_grad_buckets()[sent:]:
+            reducer._run_comm_hook(bucket).wait()
+
+    def reset(self) -> None:
+        """Lets the reducer begin anew, when no bucket is written to any more."""
+        distributed.barrier(self.wrapped.process_group)
+        self.wrapped.reducer._reset_state()
+        self.wrapped.require_forward_param_sync = True
 
 
 def _averaged_alone(count: int, bucket: Any) -> torch.futures.Future[torch.Tensor]:
