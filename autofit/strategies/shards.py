@@ -110,7 +110,8 @@ class Blocks:
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
         """Returns the exchange of a sharded model; None if its torch cannot begin a pass anew after a failed one."""
-        return cls(model) if hasattr(model, "reset_iter_state") else None
+        known = hasattr(model, "reset_iter_state") and hasattr(distributed, "all_gather_single")
+        return cls(model) if known else None
 
     def learn(self, run: Callable[[], object]) -> None:
         """Learns from one pass which blocks are gathered, and the sizes of what is averaged, in their order."""
@@ -206,7 +207,7 @@ class _Gather:
     ) -> Any:
         """Gathers."""
         self._noted.append(self._block)
-        return torch_distributed.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+        return torch_distributed.all_gather_single(output_tensor, input_tensor, group, async_op)
 
 
 def in_bf16(*, autocast: bool) -> tuple[Any, Any]:
