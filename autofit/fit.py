@@ -175,7 +175,8 @@ class Fit:
             on_oom: what a step does if a micro batch runs out of memory. "split" cuts it in two and runs the step again
                 from the state in which it began, so that the global batch and, up to rounding, the gradient stay. You
                 get one warning, `step.splits` counts, and the next search with this study leaves the plan out. A few
-                gradients are computed now, to check that micro batches may be cut. "raise" raises the error.
+                gradients are computed now, to check that micro batches may be cut. Of several ranks, all cut the micro
+                batch that fails on one; another error of one is a `RanksLost` on the others. "raise" raises the error.
 
         Raises:
             PlanFileError: the plan was made for a model with a different structure.

@@ -122,8 +122,8 @@ class Votes:
     def failed(self, rank: int) -> RanksLost:
         """Returns the error of a rank that has not failed itself."""
         return RanksLost(
-            f"found an error on rank {rank}, which the {self.count} ranks cannot go on without; expected none. See "
-            "what that rank printed."
+            f"found an error on rank {rank}, which ends the step on all {self.count} ranks; expected none. See what "
+            "that rank printed."
         )
 
     @contextmanager
@@ -439,7 +439,7 @@ class Splitting:
     def _agreed(
         self, votes: Votes, failed: Exception | None, place: int, parts: Sequence[Part], before: _Before
     ) -> int:
-        """Returns which part all ranks cut, with the state put back; _NOWHERE if the step goes on, or ends here.
+        """Returns which part all ranks cut, with the state put back; _NOWHERE if none has failed, or the step ends here.
 
         Raises:
             RanksLost: the step ends on another rank.
@@ -484,7 +484,7 @@ class Splitting:
         return parts
 
     def _in_two(self, part: Part) -> list[Part]:
-        """Returns the halves of a micro batch. On ranks what cannot be cut, or the only half that counts, comes twice."""
+        """Returns the halves of a micro batch. On ranks, what cannot be cut or the only half that counts twice."""
         found = self._halves(part) or [part]
         return found if len(found) > 1 or self.votes is None else [(batch, weight / 2) for batch, weight in found * 2]
 

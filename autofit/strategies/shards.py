@@ -104,7 +104,7 @@ class Blocks:
     """
 
     model: Any
-    _calls: "list[_Call]" = field(default_factory=list)
+    _calls: "list[_Collective]" = field(default_factory=list)
     _before: dict[Any, int] = field(default_factory=dict)
 
     @classmethod
@@ -119,7 +119,7 @@ class Blocks:
         for module in self.model.modules():
             if hasattr(module, "set_custom_all_gather"):
                 module.set_custom_all_gather(_Gather(module, gathers))
-        with _Calls(gathers) as seen:
+        with _Collectives(gathers) as seen:
             run()
         self._calls = seen.found
 
@@ -146,7 +146,7 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _Collective:
     """A collective operation of a pass.
 
     Attributes:
@@ -171,19 +171,21 @@ class _Call:
         torch_distributed.Work.unbox(self.run(*zeros)[-1]).wait()
 
 
-class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
+class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
     """Notes the collective operations that run inside. `gathers` gets the block of each one that gathers weights."""
 
     def __init__(self, gathers: list[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._gathers, self.found = gathers, list[_Call]()
+        self._gathers, self.found = gathers, list[_Collective]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Runs an operator, and notes it if it is collective."""
         if func.namespace == "c10d":
             names = [argument.name for argument in schema_of(func).arguments]
             group = torch_distributed.ProcessGroup.unbox(args[names.index("process_group")])
-            self.found.append(_Call(func, pytree.tree_map_only(torch.Tensor, _zeros, args), group, *self._gathers))
+            self.found.append(
+                _Collective(func, pytree.tree_map_only(torch.Tensor, _zeros, args), group, *self._gathers)
+            )
             self._gathers.clear()
         return func(*args, **(kwargs or {}))
 

@@ -133,7 +133,7 @@ class Exchange(Protocol):
         """Counts from now what passes exchange."""
 
     def complete(self, passes: int) -> None:
-        """Exchanges what is left of so many passes, of which one has failed on this rank. It brings nothing."""
+        """Exchanges what is left of `passes` passes, one of which has failed on this rank. The result means nothing."""
 
     def reset(self) -> None:
         """Makes passes possible after some that were completed so. All ranks call it."""

@@ -75,7 +75,7 @@ def block(
 
 
 def blocks_on_ranks(ranks: Ranks, size: int, pairs: int, count: int) -> list[tuple[float, float]]:
-    """Returns so many blocks of a step that raises, and splits, in turn."""
+    """Returns `count` blocks of a step that raises, and splits, in turn."""
     torch.manual_seed(0)
     model, parts = Transformer(), [[torch.randn(size, 64, 128), torch.randint(0, 64, (size,))]]
     loss, device = resolve_loss(model, parts[0], loss_fn=F.cross_entropy), torch.device("cpu")

@@ -3,7 +3,8 @@
 A fault strikes in the forward or backward pass of a micro batch, on one rank or on several, once or twice in a step.
 Required of each seed: weights, buffers and optimizer state are those of the same training without a fault, up to
 rounding, on all ranks, and no tensor is left over; or, where the micro batch cannot be cut or the error is another one,
-the rank has its error, the others one that names the rank, within seconds, and the training goes on afterwards.
+the rank has its error, the others one that names the rank, within seconds, and the next step trains as if that one were
+left out.
 
     python -m scripts.bench.ranks.splits --ranks 2 --seeds 40
 """
@@ -255,19 +256,13 @@ def judged(fault: Fault, said: list[dict[str, Any]]) -> str:
         if found["s"] > MOST_S:
             return f"rank {rank} has taken {found['s']:.1f} s"
         error = found["errors"].get(str(fault.step), "")
-        own = "OutOfMemoryError" if fault.is_memory else "ValueError"
-        if fault.ends and not error.startswith(
-            own if error_is_own(fault, rank) else "RanksLost: found an error on rank"
-        ):
+        raised = "OutOfMemoryError" if fault.is_memory else "ValueError"
+        expected = raised if rank in fault.ranks else "RanksLost: found an error on rank"
+        if fault.ends and not error.startswith(expected):
             return f"rank {rank} has said {error!r}"
         if not fault.ends and (error or found["splits"] < (fault.times if fault.ranks else 0)):
             return f"rank {rank} has said {error!r} and split {found['splits']}"
     return ""
-
-
-def error_is_own(fault: Fault, rank: int) -> bool:
-    """Returns whether a step that ends does so with an error of this rank itself."""
-    return rank in fault.ranks
 
 
 def drawn(seed: int, count: int) -> tuple[str, int, Fault]:
