@@ -103,7 +103,7 @@ def told(ranks: Ranks, end: str, folder: str) -> None:
     step, _ = made(ranks, LAYOUTS["replicated"])
     votes, began, text = Votes.of(ranks), monotonic(), ""
     if ranks.number == 1 and end == "death":
-        Splitting._agreed = lambda *_: os._exit(1)  # type: ignore[method-assign]
+        Splitting._agreed = lambda *_: os._exit(0)  # type: ignore[method-assign]
     try:
         with votes.together():
             if ranks.number == 1 and end == "refusal":

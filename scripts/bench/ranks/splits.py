@@ -227,7 +227,7 @@ def compared(ranks: Ranks, cases: list[tuple[str, int, Fault]]) -> list[dict[str
     """Trains each case with and without its fault. Returns what differs, and what was said."""
     found, known = [], dict[Any, dict[str, Any]]()
     for name, parts, fault in cases:
-        plan, key = {**LAYOUTS, **IN_ROWS}[name], (name, parts, fault.samples, fault.ends and fault.step)
+        plan, key = {**LAYOUTS, **IN_ROWS}[name], (name, parts, fault.samples, fault.step if fault.ends else None)
         if key not in known:
             known[key] = trained(ranks, plan, parts, fault, strikes=False)
         expected, with_fault = known[key], trained(ranks, plan, parts, fault, strikes=True)
