@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,7 @@ from autofit.reports.report import Report
 from autofit.reports.summary import brief, summarize
 from autofit.reports.svg import Plot, plot
 from autofit.search.evidence import SearchResult
-from autofit.splitting import Splitting, check_step, checked, wanted
+from autofit.splitting import Splitting, Votes, check_step, checked, wanted
 from autofit.strategies import members
 from autofit.study import splits
 from autofit.workloads.batches import BatchSource
@@ -174,7 +175,8 @@ class Fit:
             on_oom: what a step does if a micro batch runs out of memory. "split" cuts it in two and runs the step again
                 from the state in which it began, so that the global batch and, up to rounding, the gradient stay. You
                 get one warning, `step.splits` counts, and the next search with this study leaves the plan out. A few
-                gradients are computed now, to check that micro batches may be cut. "raise" raises the error.
+                gradients are computed now, to check that micro batches may be cut. Of several ranks, all cut the micro
+                batch that fails on one; another error of one is a `RanksLost` on the others. "raise" raises the error.
 
         Raises:
             PlanFileError: the plan was made for a model with a different structure.
@@ -204,7 +206,8 @@ class Fit:
             source = source_of(loader, scan=_SCANNED)
             loss = loss_of(workload, source, device)
             rebuilt = self._loader(source)
-            splitting = self._splitting(workload, source, loss, guard, device) if wanted(on_oom, ranks) else None
+            splitting = self._splitting(workload, source, loss, guard, device, ranks) if wanted(on_oom) else None
+            small = None if splitting is None else source.typical(source.small_size, 1)[0]
         weighing, host_bytes = Weighing.of(self.answer.environment.settings), devices.available_host_bytes()
         draft = Draft.of(workload, loss, device, weighing, host_bytes, varies=source.varies)
         draft.scaler, draft.scheduler, draft.ranks = scaler, scheduler, ranks
@@ -213,7 +216,8 @@ class Fit:
             warnings.warn(doubt, stacklevel=2)
         step = prepare(self.plan, draft, members())
         if splitting is not None:
-            check_step(step)
+            check_step(step, splitting.votes)
+            splitting.learn(step, small)
             step.splitting = splitting
         step.loader = StepLoader.of(self.plan, rebuilt, drop_last=bool(getattr(loader, "drop_last", False)))
         if draft.optimizer is not None and loss.update is None:
@@ -222,22 +226,31 @@ class Fit:
         return step
 
     def _splitting(
-        self, workload: Workload, source: BatchSource, loss: LossRule, guard: Guard, place: torch.device
+        self,
+        workload: Workload,
+        source: BatchSource,
+        loss: LossRule,
+        guard: Guard,
+        place: torch.device,
+        ranks: Ranks | None,
     ) -> Splitting:
         """Returns what cuts micro batches that run out of memory, for steps of the plan.
 
         Raises:
             UsageError: micro batches cannot be cut without a change of the result.
+            RanksLost: those of another rank cannot.
         """
         device, files = devices.choose(str(place)), splits.places(self.answer.study, self.plan_file)
-        weighing, moving = checked(workload, source, loss, device, guard)
+        votes = None if ranks is None else Votes.of(ranks)
+        with nullcontext() if votes is None else votes.together():
+            weighing, moving = checked(workload, source, loss, device, guard)
         training, settings = uuid4().hex, Weighing.of(self.answer.environment.settings)
 
         def record(found: Splits) -> str:
             known = {"training": training, "plan": self.plan, "environment": self.answer.environment}
             return splits.write(files, splits.TrainingSplits.model_validate({**known, **asdict(found)}))
 
-        return Splitting(device, settings or weighing, moving, record)
+        return Splitting(device, settings or weighing, moving, record, votes=votes)
 
     def _ranks(self, device: torch.device) -> Ranks | None:
         """Returns the ranks that train together; None if the plan is for one.

@@ -3,29 +3,32 @@
 The whole step begins again, from the state in which it began: without gradients, with the same random numbers, and with
 all state that a pass was seen to change. So nothing of a failed pass needs to be undone piece by piece, and nothing but
 that state is copied while nothing fails.
+
+Of several ranks, one that fails completes the collective operations in which the others wait (`Exchange`). After the
+last pass of each step, and before its update, all ranks vote on it, on the host.
 """
 
 import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
-from autofit.core.errors import UsageError, WorkloadError
+from autofit.core.errors import AutofitError, RanksLost, UsageError, WorkloadError
 from autofit.core.outcome import Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.units import format_bytes, format_names
 from autofit.devices.base import Device
 from autofit.failures.classify import classify
-from autofit.failures.evidence import collect, scrub
+from autofit.failures.evidence import clear_frames, collect, named_error, scrub
 from autofit.gates.check import GradientCheck
 from autofit.gates.gradients import Steps
 from autofit.gates.verdict import ACCUMULATION
@@ -35,6 +38,7 @@ from autofit.guard.process_state import generators
 from autofit.guard.tensor_state import StorageBytes
 from autofit.prepare import prepare
 from autofit.strategies.base import Facts
+from autofit.torch_internals import time_limit
 from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Cuttable
@@ -52,6 +56,10 @@ MOST_BYTES = 2**24
 SLOW_GENERATORS = frozenset(("python", "numpy"))
 """The global generators whose state is remembered only if a pass draws from them: it has 625 numbers each."""
 _NAMED = 3
+_NOWHERE = -1
+"""Stands for the micro batch to cut if there is none."""
+_FAILED = 2**40
+"""A vote for the end of the step. A smaller one is for a cut: the micro batch, then the rank, from 1 on."""
 
 Part = tuple[Batch, float]
 """A micro batch, with its weight in the step."""
@@ -72,19 +80,83 @@ class Moving:
     drawn: frozenset[str] = frozenset()
 
 
-def wanted(on_oom: str, ranks: Ranks | None) -> bool:
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """Votes of all ranks of a training on the host, so that nobody waits for a device.
+
+    Attributes:
+        group: their process group for tensors on the host.
+        number: the number of this rank.
+        count: the number of ranks.
+    """
+
+    group: Any
+    number: int
+    count: int
+
+    @classmethod
+    def of(cls, ranks: Ranks) -> Self:
+        """Returns the votes of ranks. All of them must make them. A vote ends with an error when a step would."""
+        limit = time_limit(ranks.group, ranks.mesh.device_type)
+        return cls(distributed.new_group(backend="gloo", timeout=limit), ranks.number, ranks.count)
+
+    def most(self, *mine: int) -> list[int]:
+        """Returns the largest of each number that the ranks give.
+
+        Raises:
+            RanksLost: a rank has ended, or does not vote within the limit.
+        """
+        found = torch.tensor(mine, device="cpu")
+        below = [rank for rank in (2 * self.number + 1, 2 * self.number + 2) if rank < self.count]
+        try:  # up and down a tree, which takes a third of the time of `all_reduce`
+            for rank in below:
+                theirs = torch.empty_like(found)
+                self.group.recv([theirs], rank, 0).wait()
+                torch.maximum(found, theirs, out=found)
+            if self.number > 0:
+                self.group.send([found], (self.number - 1) // 2, 0).wait()
+                self.group.recv([found], (self.number - 1) // 2, 0).wait()
+            for rank in below:
+                self.group.send([found], rank, 0).wait()
+        except RuntimeError as error:
+            line = str(error).strip().partition("\n")[0]
+            raise RanksLost(
+                f"found no vote of another rank ({line}); expected one of each of {self.count} ranks after the passes "
+                "of a step. See what the others printed, and start again from a checkpoint."
+            ) from None
+        return [int(each) for each in found.tolist()]
+
+    def failed(self, rank: int) -> RanksLost:
+        """Returns the error of a rank that has not failed itself."""
+        return RanksLost(
+            f"found an error on rank {rank}, which ends the step on all {self.count} ranks; expected none. See what "
+            "that rank printed."
+        )
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Ends with an error on all ranks if it does on one.
+
+        Raises:
+            RanksLost: another rank has failed.
+        """
+        try:
+            yield
+        except BaseException:
+            self.most(self.number + 1)
+            raise
+        if rank := self.most(0)[0]:
+            raise self.failed(rank - 1)
+
+
+def wanted(on_oom: str) -> bool:
     """Returns whether micro batches are to be cut.
 
     Raises:
-        UsageError: the value is unknown, or several ranks train.
+        UsageError: the value is unknown.
     """
     if on_oom not in ("raise", "split"):
         raise UsageError(f"found on_oom={on_oom!r}; expected 'raise' or 'split'.")
-    if on_oom == "split" and ranks is not None:
-        raise _refused(
-            f"the plan is for {ranks.count} ranks: one that fails inside a collective operation cannot begin the step "
-            "again without the others, which wait in it"
-        )
     return on_oom == "split"
 
 
@@ -172,19 +244,29 @@ def _moving(names: Sequence[str], found: dict[str, list[Piece]], drawn: set[str]
     return Moving(moved, tuple(sorted(others.values(), key=lambda piece: piece.order)), frozenset(drawn))
 
 
-def check_step(step: TrainStep) -> None:
+def check_step(step: TrainStep, votes: Votes | None = None) -> None:
     """Checks that the step of a plan can begin again after a failed pass. Closes it if not.
 
     Raises:
         UsageError: it cannot.
+        RanksLost: that of another rank cannot.
     """
-    if reason := _objection(step.draft):
+    try:
+        with nullcontext() if votes is None else votes.together():
+            if reason := _objection(step.draft):
+                raise _refused(reason)
+    except AutofitError:
         step.close()
-        raise _refused(reason)
+        raise
 
 
 def _objection(draft: Draft) -> str:
     """Returns why a step cannot begin again; "" if it can."""
+    if draft.ranks is not None and draft.exchange is None:
+        return (
+            "its ranks cannot leave a failed pass together with layout=tensor, with sync_each_batch=False, or with "
+            "shards before torch 2.13"
+        )
     if draft.one_pass:
         return "each gradient is used up within its backward pass, which therefore cannot begin again"
     groups = [] if draft.optimizer is None else draft.optimizer.param_groups
@@ -209,7 +291,7 @@ class _Before:
     """The state in which a step begins, and in which it can begin again."""
 
     def __init__(self, step: TrainStep, parts: Sequence[Part], splitting: "Splitting") -> None:
-        self._step, self._moving, self._copies = step, splitting.moving, splitting.copies
+        self.step, self._moving, self._copies = step, splitting.moving, splitting.copies
         for piece in self._moving.pieces:
             piece.save()
         with torch.no_grad():
@@ -243,7 +325,7 @@ class _Before:
         torch.clear_autocast_cache()
 
     def _parameters(self) -> Iterator[torch.Tensor]:
-        groups = () if self._step.optimizer is None else self._step.optimizer.param_groups
+        groups = () if self.step.optimizer is None else self.step.optimizer.param_groups
         return chain.from_iterable(group["params"] for group in groups)
 
 
@@ -255,11 +337,15 @@ class Splitting:
     rounding. Where a pass draws random numbers, parts draw other ones than the whole: then the step is another one of
     the same distribution. An out-of-memory at one sample, and every other error, is raised as it is.
 
+    Several ranks cut the same micro batch, each its own, so that all have as many passes. Where one cannot cut it, both
+    parts are the whole with half of its weight.
+
     Attributes:
         weighing: what the loss is a mean over; None if over samples.
         moving: what a pass changes.
         record: keeps what was cut, for the next search, and returns why it could not be kept, or "".
         splits: what was cut so far.
+        votes: of the ranks that train together; None if there is one.
         copies: of the tensors that a pass changes.
         generators: the global random generators that a pass may draw from.
     """
@@ -269,9 +355,11 @@ class Splitting:
     moving: Moving = field(default_factory=Moving)
     record: Callable[[Splits], str] = lambda splits: ""
     splits: Splits = field(default_factory=Splits)
+    votes: Votes | None = None
     copies: tuple[torch.Tensor, ...] = ()
     generators: Sequence[tuple[str, Callable[[], object], Callable[[Any], object]]] = ()
     _failed: Counter[tuple[torch.Size, ...]] = field(default_factory=Counter)
+    _often: bool = False
     _recorded: int = 0
 
     def __post_init__(self) -> None:
@@ -279,65 +367,139 @@ class Splitting:
         unused = SLOW_GENERATORS - self.moving.drawn
         self.generators = [each for each in generators() if each[0] not in unused]
 
+    def learn(self, step: TrainStep, batch: Batch) -> None:
+        """Learns from a pass of a small batch what ranks exchange in each. Nothing of the pass is left."""
+        if step.draft.exchange is None:
+            return
+        before = _Before(step, [(batch, 1.0)], self)
+        with _eager(step):
+            step.draft.exchange.learn(lambda: step.passes([(_copied(batch), 1.0)]))
+        before.restore()
+
     def passes(self, step: TrainStep, parts: Sequence[Part]) -> torch.Tensor:
-        """Does what `TrainStep.passes` does, in smaller parts if a micro batch runs out of memory."""
+        """Does what `TrainStep.passes` does, in smaller parts if a micro batch runs out of memory.
+
+        Raises:
+            RanksLost: another rank has failed, or has ended.
+        """
+        if step.draft.exchange is not None:
+            step.draft.exchange.begin()
         before, now = _Before(step, parts, self), list(parts)
         while True:
-            if self._failed:
-                now = [each for part in now for each in self._cut_at_once(part)]
-            found = self._attempt(step, now, before, cut=len(now) > len(parts))
+            now = self._cut_at_once(now)
+            found = self._attempt(now, before, cut=len(now) > len(parts))
             if isinstance(found, torch.Tensor):
                 return found
             now = found
             # The handler has ended, and with it the frames that held the failed step's tensors.
-            gc.collect()
-            self.device.synchronize()
-            self.device.release()
+            self._clean()
             if self._recorded:
                 self._keep()
             else:
                 self._warn()
 
-    def _attempt(
-        self, step: TrainStep, parts: Sequence[Part], before: _Before, *, cut: bool
-    ) -> torch.Tensor | list[Part]:
+    def _attempt(self, parts: Sequence[Part], before: _Before, *, cut: bool) -> torch.Tensor | list[Part]:
         """Runs the passes. Returns their loss, or smaller parts with which the step begins again."""
-        # Code that is compiled for the plan's micro batches is not compiled again for each size of a part.
-        eager = torch.compiler.set_stance("force_eager") if cut and step.draft.compiled else nullcontext()
+        step, place = before.step, _NOWHERE
+        failed: Exception | None = None
+        if step.draft.exchange is not None:
+            step.draft.exchange.attempt()
         try:
-            with eager:  # user's code may take entries out of a container, which the next attempt needs
-                return step.passes([(_copied(part), weight) for part, weight in parts])
-        except Exception as error:
-            smaller = self._smaller(error, step, parts, before)
-            if not smaller:
-                raise
-            scrub(error)
-        return smaller
+            with _eager(step) if cut else nullcontext():
+                # User's code may take entries out of a container, which the next attempt needs.
+                loss = step.passes([(_copied(part), weight) for part, weight in parts])
+        except Exception as error:  # noqa: BLE001  # it is raised below, unless the step begins again
+            failed = error
+        try:
+            if failed is not None:
+                place = self._place(failed, parts, before)
+            if self.votes is not None:
+                place = self._agreed(self.votes, failed, place, parts, before)
+            if failed is not None and place == _NOWHERE:
+                raise failed
+            if failed is not None:
+                scrub(failed)
+        finally:
+            del failed  # it holds this frame
+        return loss if place == _NOWHERE else [*parts[:place], *self._in_two(parts[place]), *parts[place + 1 :]]
 
-    def _smaller(self, error: Exception, step: TrainStep, parts: Sequence[Part], before: _Before) -> list[Part]:
-        """Returns the parts, the failed one cut in two, and puts the state back. () if the error is to be raised."""
-        failure = classify(collect(error, phase=step.phase), device_is_host=self.device.is_host)
+    def _place(self, failed: Exception, parts: Sequence[Part], before: _Before) -> int:
+        """Returns which part is to be cut after an error; _NOWHERE if none. Puts the state back if memory ran out."""
+        step = before.step
+        failure = classify(collect(failed, phase=step.phase), device_is_host=self.device.is_host)
         if failure.status is not Status.OUT_OF_MEMORY:
-            return []
-        at, objection = step.micro_batch - 1, before.objection()
+            return _NOWHERE
+        place, objection = step.micro_batch - 1, before.objection()
         before.restore()
+        if self.votes is not None:  # what the other ranks wait for needs memory
+            clear_frames(failed)
+            self._clean()
         if objection:
-            error.add_note(f"autofit: the micro batch was not split: {objection}")
-            return []
-        if not (halves := self._halves(parts[at])):
-            return []
-        self._failed[_shapes(parts[at][0])] += 1
-        return [*parts[:at], *halves, *parts[at + 1 :]]
+            failed.add_note(f"autofit: the micro batch was not split: {objection}")
+            return _NOWHERE
+        batch = parts[place][0]
+        if not self._halves(parts[place]):
+            return _NOWHERE
+        self._failed[_shapes(batch)] += 1
+        self._often = self._often or self._failed[_shapes(batch)] >= AT_ONCE
+        if self.votes is None:
+            self._count(batch_size(batch))
+        return place
 
-    def _cut_at_once(self, part: Part) -> list[Part]:
-        """Returns a micro batch, in parts if enough of its shape have failed."""
-        if self._failed[_shapes(part[0])] < AT_ONCE or not (halves := self._halves(part)):
-            return [part]
-        self._keep()
-        return [each for half in halves for each in self._cut_at_once(half)]
+    def _agreed(
+        self, votes: Votes, failed: Exception | None, place: int, parts: Sequence[Part], before: _Before
+    ) -> int:
+        """Returns which part all ranks cut, with the state put back; _NOWHERE if none failed, or the step ends here.
+
+        Raises:
+            RanksLost: the step ends on another rank.
+        """
+        exchange = before.step.draft.exchange
+        assert exchange is not None, "`check_step` has seen it"
+        if failed is not None:
+            try:
+                exchange.complete(len(parts))
+            except Exception as error:
+                failed.add_note(f"autofit: the other ranks wait until this one ends: {named_error(error)}")
+                raise failed from error
+        vote = 0 if failed is None else _FAILED if place == _NOWHERE else place + 1
+        size = 0 if place == _NOWHERE else batch_size(parts[place][0])
+        stuck = failed is None and before.objection() != ""
+        most, barred, often, size = votes.most(vote * votes.count + votes.number, stuck, self._often, size)
+        self._often, (vote, rank) = bool(often), divmod(most, votes.count)
+        if vote == 0:
+            return _NOWHERE
+        before.restore()
+        exchange.reset()
+        if vote != _FAILED and not barred:
+            self._count(size)
+            return vote - 1
+        if failed is None:
+            raise votes.failed(rank)
+        return _NOWHERE
+
+    def _cut_at_once(self, parts: list[Part]) -> list[Part]:
+        """Returns micro batches, in parts where enough of their shape have failed."""
+        while self._often:
+            halves = [self._halves(part) if self._failed[_shapes(part[0])] >= AT_ONCE else [] for part in parts]
+            marks = [batch_size(part[0]) if each else 0 for part, each in zip(parts, halves, strict=True)]
+            marks = marks if self.votes is None else self.votes.most(*marks)
+            if not any(marks):
+                break
+            for size in filter(None, marks):
+                self._count(size)
+                self._keep()
+            pairs = zip(parts, marks, strict=True)
+            parts = [each for part, size in pairs for each in (self._in_two(part) if size else [part])]
+        return parts
+
+    def _in_two(self, part: Part) -> list[Part]:
+        """Returns the halves of a micro batch. On ranks, what cannot be cut or the only half that counts twice."""
+        found = self._halves(part) or [part]
+        return found if len(found) > 1 or self.votes is None else [(batch, weight / 2) for batch, weight in found * 2]
 
     def _halves(self, part: Part) -> list[Part]:
-        """Returns the halves of a micro batch with their weights, and counts it; [] if it cannot be cut."""
+        """Returns the halves of a micro batch with their weights; [] if it cannot be cut."""
         batch, weight = part
         try:
             size = batch_size(batch)
@@ -346,21 +508,30 @@ class Splitting:
             weights = weights if self.weighing is None else weights_of(self.weighing, halves)
         except WorkloadError:  # it has one sample, or is not like the batches that were checked
             return []
+        return [(half, weight * share) for half, share in zip(halves, weights, strict=True) if share]
+
+    def _count(self, size: int) -> None:
         now, known = datetime.now(UTC).isoformat(timespec="seconds"), self.splits
         self.splits = Splits(
             known.micro_batches + 1, max(known.largest_samples, size), known.first_at or now, last_at=now
         )
-        return [(half, weight * share) for half, share in zip(halves, weights, strict=True) if share]
+
+    def _clean(self) -> None:
+        gc.collect()
+        self.device.synchronize()
+        self.device.release()
 
     def _keep(self) -> str:
         """Keeps what was cut, whenever its number has doubled. Returns why it was not kept, or ""."""
         if self.splits.micro_batches < 2 * self._recorded:
             return ""
         self._recorded = self.splits.micro_batches
-        return self.record(self.splits)
+        return self.record(self.splits) if self._leads else ""
 
     def _warn(self) -> None:
         lost = self._keep()
+        if not self._leads:
+            return
         then = f"It was not recorded, since {lost}" if lost else "The next search with this study leaves this plan out"
         warnings.warn(
             f"a micro batch of {self.splits.largest_samples} samples ran out of memory. It was cut in two and its step "
@@ -368,6 +539,16 @@ class Splitting:
             f"ones. Later ones are counted in step.splits, without a warning. {then}: tune again after this training.",
             stacklevel=5,
         )
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this rank warns and keeps."""
+        return self.votes is None or self.votes.number == 0
+
+
+def _eager(step: TrainStep) -> AbstractContextManager[Any]:
+    """Code that is compiled for the plan's micro batches is not compiled again for each size of a part."""
+    return torch.compiler.set_stance("force_eager") if step.draft.compiled else nullcontext()
 
 
 def _plain(batch: Batch) -> Sequence[torch.Tensor] | None:

@@ -6,6 +6,7 @@ strategies, devices and the stand-in for CUDA reach into one operator or back en
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -204,6 +205,17 @@ def default_store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store  # noqa: PLC0415  # a torch may be built without
 
     return _get_default_store()
+
+
+def issued(group: Any) -> int:
+    """Returns the number of collective operations that this rank has begun on a process group."""
+    return int(group._get_sequence_number_for_group())
+
+
+def time_limit(group: Any, device_type: str) -> timedelta:
+    """Returns after how long a collective operation of a process group ends with an error."""
+    found: timedelta = group._get_backend(torch.device(device_type)).options._timeout
+    return found
 
 
 def forget_groups(mesh: Any) -> None:

@@ -18,10 +18,11 @@ from autofit.core.errors import UsageError
 from autofit.core.plan import Plan
 from autofit.guard import Guard
 from autofit.prepare import prepare
-from autofit.splitting import Splitting, check_step, checked, wanted
+from autofit.splitting import Splitting, Votes, check_step, checked, wanted
 from autofit.strategies import members
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.first_loss import loss_of
+from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, Splits, StepBatch, TrainStep
 from autofit.workloads.tree import Batch
@@ -416,14 +417,39 @@ def test_batches_whose_rows_are_not_samples_are_refused() -> None:
         splitting_step(seeded(uncountable))
 
 
-def test_several_ranks_are_refused_and_only_two_values_are_known() -> None:
-    ranks: Any = SimpleNamespace(count=4)
-    assert wanted("split", None)
-    assert not wanted("raise", ranks)
-    with pytest.raises(UsageError, match="the plan is for 4 ranks: one that fails inside a collective operation"):
-        wanted("split", ranks)
+def test_only_two_values_are_known() -> None:
+    assert wanted("split")
+    assert not wanted("raise")
     with pytest.raises(UsageError, match="found on_oom='cut'; expected 'raise' or 'split'"):
-        wanted("cut", None)
+        wanted("cut")
+
+
+def test_a_layout_whose_failed_pass_cannot_be_left_is_refused() -> None:
+    step = splitting_step(seeded(mlp))
+    ranks: Any = SimpleNamespace(count=4)
+    step.draft.ranks = ranks
+    with pytest.raises(UsageError, match=r"on_oom='split', but its ranks cannot leave a failed pass.*"):
+        check_step(step)
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([[1, 2], [-1, -1]], [(1, 0.5), (1, 0.5)]),
+        ([[1, 2]], [(1, 0.5), (1, 0.5)]),
+        ([[1, 2], [-1, 3]], [(1, 2 / 3), (1, 1 / 3)]),
+    ],
+    ids=["one half counts", "one sample", "both count"],
+)
+def test_of_several_ranks_each_makes_two_parts_whose_weights_add_up(
+    labels: list[list[int]], expected: list[tuple[int, float]]
+) -> None:
+    splitting = Splitting(devices.choose("cpu"), Weighing("[1]", ignored=-1), votes=Votes(None, 1, 2))
+    batch = [torch.ones(len(labels), 2), torch.tensor(labels)]
+    parts = splitting._in_two((batch, 1.0))
+    assert [len(part[0]) for part, _ in parts] == [size for size, _ in expected]
+    assert [weight for _, weight in parts] == pytest.approx([weight for _, weight in expected])
+    assert all((part[1] != -1).any() for part, _ in parts)
 
 
 def test_gradients_that_a_pass_uses_up_are_refused() -> None:

@@ -73,16 +73,25 @@ def collect(error: BaseException, *, phase: str | None = None, new_ooms: int = 0
     return Evidence(chain, phase=phase, new_ooms=new_ooms, traceback_text=text)
 
 
-def scrub(error: BaseException) -> None:
+def clear_frames(error: BaseException) -> None:
     """Clears the frames of `error` and of all exceptions it refers to, so that none of them keeps a tensor alive.
 
-    Mutates the exceptions: traceback, cause and context become None. Tensors, modules and frames are removed from their
-    arguments and attributes. The message is kept. Running frames are skipped, so call this after the handler has ended,
-    or from a function that is not in the traceback. An exception that a caller was already handling is not changed.
+    Running frames are skipped, so call this after the handler has ended, or from a function that is not in the
+    traceback. An exception that a caller was already handling is not changed.
     """
     for member in _walk(error, hidden=True):
         if member.__traceback__ is not None:
             traceback.clear_frames(member.__traceback__)
+
+
+def scrub(error: BaseException) -> None:
+    """Does what `clear_frames` does, and removes what else of `error` may keep a tensor alive.
+
+    Mutates the exceptions: traceback, cause and context become None. Tensors, modules and frames are removed from their
+    arguments and attributes. The message is kept.
+    """
+    clear_frames(error)
+    for member in _walk(error, hidden=True):
         for name in ("__traceback__", "__cause__", "__context__"):
             _assign(BaseException, name, member, None)
         _drop_payload(member)

@@ -3,13 +3,14 @@
 import inspect
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -20,11 +21,20 @@ from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import has_compiled_part
 from autofit.strategies.precision import format_of, lack_of
-from autofit.strategies.shards import begin_anew, in_bf16, in_blocks, is_without_data, kept_apart, sharded, sharding
+from autofit.strategies.shards import (
+    Blocks,
+    begin_anew,
+    in_bf16,
+    in_blocks,
+    is_without_data,
+    kept_apart,
+    sharded,
+    sharding,
+)
 from autofit.strategies.tensor_parallel import divide_layers, lack_of_layers, tensors_of_ranks
 from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step
 from autofit.strategies.undo import Undo
-from autofit.torch_internals import NormBase, is_traceable_wrapper_subclass, is_view
+from autofit.torch_internals import NormBase, is_traceable_wrapper_subclass, is_view, issued
 from autofit.workloads.divided import divided_already
 from autofit.workloads.step import PER_MACHINE, Draft, Ranks, rows_of
 from autofit.workloads.workload import OptimizerSet
@@ -96,16 +106,15 @@ class RankLayout(Strategy):
             return None
         if plan.values.get(VIEWS, False) is True and layout not in BUCKETED:
             return f"{VIEWS}=True is for gradients that every rank has, and {KNOB}={layout} divides them"
-        if layout == TENSOR and (precision := format_of(plan)) == "fp16":
-            return f"{KNOB}={layout} has gradients of two kinds, and the scaler of {precision} takes one"
         for name, value in ((RESHARD, False), (GATHER, BF16), (SYNC, False)):
             if layout not in SHARDED and plan.values.get(name, self.owns[name]) == value:
                 return f"{name}={value} is for weights that are divided, and {KNOB}={layout} divides none"
         if plan.values.get(SYNC, True) is False and plan.values.get(ACCUMULATION_STEPS) == 1:
             return f"{SYNC}=False is for steps of several micro batches, and the plan has one"
-        if not self.rounds(plan):
-            return None
-        if (precision := format_of(plan)) not in (FP32, BF16):
+        precision = format_of(plan)
+        if layout == TENSOR and precision == "fp16":
+            return f"{KNOB}={layout} has gradients of two kinds, and the scaler of {precision} takes one"
+        if self.rounds(plan) and precision not in (FP32, BF16):
             return f"{GATHER}={BF16} computes with weights in bfloat16, and the precision {precision} in another format"
         return None
 
@@ -161,6 +170,8 @@ class RankLayout(Strategy):
             with sharded(model, optimizer, ranks, divide), Undo() as undo:
                 if plan.values.get(SYNC, True) is False:
                     undo.set(draft, "accumulating", partial(kept_apart, model, in_rows=layout == HYBRID))
+                else:
+                    undo.set(draft, "exchange", Blocks.of(model))
                 yield
             return
         with Undo() as undo:
@@ -183,9 +194,7 @@ def _beside(facts: Facts) -> Offer:
     """
     pinned = facts.pinned.get(KNOB)
     layout = facts.layout or (pinned if pinned not in BUCKETED else None)
-    if layout is None:
-        return Offer()
-    if layout == TENSOR:
+    if layout in (None, TENSOR):
         return Offer()
     if layout not in SHARDED:
         about = "whether gradients are parts of the buckets in which they are averaged, instead of copies"
@@ -282,6 +291,44 @@ def _replicate(draft: Draft, ranks: Ranks, undo: Undo, *, views: bool) -> None:
         wrapped.register_comm_hook(ranks.count, lambda count, bucket: _averaged_alone(count, bucket))  # noqa: PLW0108
     undo.set(draft, "model", wrapped)
     undo.set(draft, "accumulating", wrapped.no_sync)
+    undo.set(draft, "exchange", Buckets(wrapped))
+
+
+@dataclass(slots=True)
+class Buckets:
+    """The `Exchange` of `DistributedDataParallel`: the last pass of a step averages its buckets, one after the other.
+
+    What else it would exchange in a pass, buffers and the order of buckets, is exchanged before.
+    """
+
+    wrapped: Any
+    _before: int = 0
+
+    def learn(self, run: Callable[[], object]) -> None:
+        """Does nothing: the reducer knows its buckets."""
+
+    def begin(self) -> None:
+        """Puts buckets in the order of the first backward pass, and gives all ranks the buffers of rank 0."""
+        self.wrapped.reducer._rebuild_buckets()
+        if self.wrapped.will_sync_module_buffers():
+            self.wrapped._sync_buffers()
+
+    def attempt(self) -> None:
+        """Counts buckets from now."""
+        self.wrapped.require_forward_param_sync = False
+        self._before = issued(self.wrapped.process_group)
+
+    def complete(self, passes: int) -> None:
+        """Averages zeros in the place of the buckets that are left."""
+        reducer, sent = self.wrapped.reducer, issued(self.wrapped.process_group) - self._before
+        for bucket in reducer._get_zeros_like_grad_buckets()[sent:]:
+            reducer._run_comm_hook(bucket).wait()
+
+    def reset(self) -> None:
+        """Lets the reducer begin anew, when no bucket is written to any more."""
+        distributed.barrier(self.wrapped.process_group)
+        self.wrapped.reducer._reset_state()
+        self.wrapped.require_forward_param_sync = True
 
 
 def _averaged_alone(count: int, bucket: Any) -> torch.futures.Future[torch.Tensor]:

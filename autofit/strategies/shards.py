@@ -9,16 +9,25 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.optim import Optimizer
 
 from autofit.strategies.blocks import find_blocks
 from autofit.strategies.torch_optimizers import grouped_parameters
 from autofit.strategies.undo import Undo
-from autofit.torch_internals import FakeTensor, forget_composition, is_traceable_wrapper_subclass
+from autofit.torch_internals import (
+    FakeTensor,
+    TorchDispatchMode,
+    forget_composition,
+    is_traceable_wrapper_subclass,
+    issued,
+    pytree,
+    schema_of,
+)
 from autofit.workloads.step import Ranks
 
 if TYPE_CHECKING:  # a torch may be built without
@@ -31,6 +40,8 @@ TABLES = tuple(
 )
 """The attributes of a module that hold its parameters and its hooks, by name."""
 
+torch_distributed: Any = distributed
+"""The same module, of which torch does not declare all names."""
 Shards = Mapping[int, tuple[torch.Tensor, Any]]
 """Each whole parameter with its sharded one, by the identity of the whole one."""
 Divide = Callable[[nn.Module, Undo], None]
@@ -153,6 +164,122 @@ def kept_apart(model: Any, *, in_rows: bool) -> Iterator[None]:
         yield
     finally:
         exchange(True)
+
+
+@dataclass(slots=True)
+class Blocks:
+    """The `Exchange` of a sharded model: each pass gathers the weights of blocks, and averages and divides gradients.
+
+    A rank that completes a pass gathers its true weights, so that the others compute with true weights too.
+    """
+
+    model: Any
+    _calls: "list[_Collective]" = field(default_factory=list)
+    _before: dict[Any, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self | None:
+        """Returns the exchange of a sharded model; None if its torch cannot begin a pass anew after a failed one."""
+        known = hasattr(model, "reset_iter_state") and hasattr(distributed, "all_gather_single")
+        return cls(model) if known else None
+
+    def learn(self, run: Callable[[], object]) -> None:
+        """Learns from one pass which blocks are gathered, and the sizes of what is averaged, in their order."""
+        gathers = list[Any]()
+        for module in self.model.modules():
+            if hasattr(module, "set_custom_all_gather"):
+                module.set_custom_all_gather(_Gather(module, gathers))
+        with _Collectives(gathers) as seen:
+            run()
+        self._calls = seen.found
+
+    def begin(self) -> None:
+        """Does nothing: blocks exchange everything in their passes."""
+
+    def attempt(self) -> None:
+        """Counts from now what each process group exchanges."""
+        self._before = {call.group: issued(call.group) for call in self._calls}
+
+    def complete(self, passes: int) -> None:
+        """Divides the weights again, and gathers and averages what is left."""
+        for parameter in self.model.parameters():  # those of a block that is gathered are whole, and have gradients
+            parameter.grad = None
+        self.model.reset_iter_state()
+        sent = {group: issued(group) - before for group, before in self._before.items()}
+        for call in self._calls * passes:
+            sent[call.group] -= 1
+            if sent[call.group] < 0:
+                call.again()
+
+    def reset(self) -> None:
+        """Does nothing: a rank that completes a pass can begin another one, and so can the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Collective:
+    """A collective operation of a pass.
+
+    Attributes:
+        run: the operator.
+        arguments: its arguments, with functions that make zeros in the place of tensors.
+        group: its process group.
+        block: the module whose weights it gathers, or None.
+    """
+
+    run: Any
+    arguments: tuple[Any, ...]
+    group: Any
+    block: Any = None
+
+    def again(self) -> None:
+        """Does the same with the weights of the block, or with zeros. Waits for its end."""
+        if self.block is not None:
+            self.block.unshard()
+            self.block.reshard()
+            return
+        zeros = pytree.tree_map(lambda each: each() if isinstance(each, partial) else each, self.arguments)
+        torch_distributed.Work.unbox(self.run(*zeros)[-1]).wait()
+
+
+class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
+    """Notes the collective operations that run inside. `gathers` gets the block of each one that gathers weights."""
+
+    def __init__(self, gathers: list[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._gathers, self.found = gathers, list[_Collective]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Runs an operator, and notes it if it is collective."""
+        if func.namespace == "c10d":
+            names = [argument.name for argument in schema_of(func).arguments]
+            group = torch_distributed.ProcessGroup.unbox(args[names.index("process_group")])
+            self.found.append(
+                _Collective(func, pytree.tree_map_only(torch.Tensor, _zeros, args), group, *self._gathers)
+            )
+            self._gathers.clear()
+        return func(*args, **(kwargs or {}))
+
+
+def _zeros(tensor: torch.Tensor) -> "partial[torch.Tensor]":
+    return partial(torch.zeros, tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+class _Gather:
+    """Gathers the weights of a block as `fully_shard` does by default, and notes the block."""
+
+    def __init__(self, block: Any, noted: list[Any]) -> None:
+        self._block, self._noted = block, noted
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Returns memory for the whole weights."""
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> Any:
+        """Gathers."""
+        self._noted.append(self._block)
+        return torch_distributed.all_gather_single(output_tensor, input_tensor, group, async_op)
 
 
 def in_bf16(*, autocast: bool) -> tuple[Any, Any]:

@@ -136,6 +136,29 @@ def rows_of(count: int) -> int:
     return 2 if count >= 4 and count % 2 == 0 else 1
 
 
+class Exchange(Protocol):
+    """What the passes of a step exchange between ranks, for a step that begins again after a failed pass.
+
+    Ranks wait for each other in collective operations. So the rank that has failed completes them, and only then do all
+    of them agree on what to do (`autofit.splitting`).
+    """
+
+    def learn(self, run: Callable[[], object]) -> None:
+        """Learns from `run`, which runs one pass, what each pass exchanges. All ranks call it once."""
+
+    def begin(self) -> None:
+        """Exchanges what is due before the passes of a step. All ranks call it, once for each step."""
+
+    def attempt(self) -> None:
+        """Counts from now what passes exchange."""
+
+    def complete(self, passes: int) -> None:
+        """Exchanges what is left of `passes` passes, one of which has failed on this rank. The result means nothing."""
+
+    def reset(self) -> None:
+        """Makes passes possible after some that were completed so. All ranks call it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Splits:
     """The micro batches that a training has cut because they ran out of memory.
@@ -191,6 +214,7 @@ class Draft:
         accumulating: returns a new context for each micro batch but the last of a step, whose gradients are not
             exchanged between ranks yet.
         together: whether all ranks compute each micro batch together, so that a step runs those of all ranks.
+        exchange: what the passes exchange between ranks; None if there is one, or if a failed pass cannot be left.
     """
 
     model: nn.Module
@@ -211,6 +235,7 @@ class Draft:
     ranks: Ranks | None = None
     accumulating: Callable[[], AbstractContextManager[Any]] = nullcontext
     together: bool = False
+    exchange: Exchange | None = None
 
     @classmethod
     def of(

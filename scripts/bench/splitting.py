@@ -5,13 +5,17 @@ pair. The figure is the mean over blocks of the median of the paired differences
 interval from the blocks. Blocks are added until the interval is narrow enough, or the time is over. Times are those of
 the process on one thread, since other processes disturb clocks.
 
+With --ranks, real ranks communicate by gloo under the layout `replicated`, and vote after each last pass. Times
+are then those of a clock, since a rank waits for others, and there are as many blocks as the time allows.
+
 Required: the upper end is below 0.5 % of a step that takes at least 20 ms.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import fmean, median, stdev
-from time import process_time
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -22,12 +26,13 @@ from autofit.core.plan import Plan
 from autofit.core.statistics import DEVIATIONS_95
 from autofit.core.units import format_duration
 from autofit.prepare import prepare
-from autofit.splitting import Splitting
+from autofit.splitting import Splitting, Votes
 from autofit.strategies import members
 from autofit.workloads.loss import resolve_loss
-from autofit.workloads.step import Draft, StepBatch, TrainStep
+from autofit.workloads.step import Draft, Ranks, StepBatch, TrainStep
 from scripts.bench import report
 from scripts.bench.overhead import Transformer
+from scripts.bench.ranks.launching import launched
 
 MOST_RATIO, LEAST_S = 0.005, 0.02
 HALF_RATIO, LEAST_BLOCKS = 0.001, 10
@@ -49,22 +54,59 @@ def steps(size: int) -> tuple[TrainStep, TrainStep, StepBatch]:
     return plain, splitting, StepBatch.of(parts)
 
 
-def seconds(run: Callable[[], Any]) -> float:
-    """Returns the seconds of processor time that a call takes."""
-    began = process_time()
+def seconds(run: Callable[[], Any], clock: Callable[[], float]) -> float:
+    """Returns the seconds of a clock that a call takes."""
+    began = clock()
     run()
-    return process_time() - began
+    return clock() - began
 
 
-def block(plain: TrainStep, splitting: TrainStep, batch: StepBatch, pairs: int) -> tuple[float, float]:
+def block(
+    plain: Callable[[], Any], splitting: Callable[[], Any], pairs: int, clock: Callable[[], float] = process_time
+) -> tuple[float, float]:
     """Returns the median difference of some pairs of steps, and the median step, in seconds."""
     differences, times = [], []
     for number in range(pairs):
         order = (plain, splitting) if number % 2 else (splitting, plain)
-        took = {id(step): seconds(lambda step=step: step(batch)) for step in order}  # type: ignore[misc]  # a default
+        took = {id(step): seconds(step, clock) for step in order}
         differences.append(took[id(splitting)] - took[id(plain)])
         times.append(took[id(plain)])
     return median(differences), median(times)
+
+
+def blocks_on_ranks(ranks: Ranks, size: int, pairs: int, count: int) -> list[tuple[float, float]]:
+    """Returns `count` blocks of a step that raises, and splits, in turn."""
+    torch.manual_seed(0)
+    model, parts = Transformer(), [[torch.randn(size, 64, 128), torch.randint(0, 64, (size,))]]
+    loss, device = resolve_loss(model, parts[0], loss_fn=F.cross_entropy), torch.device("cpu")
+    draft = Draft(model, loss, torch.optim.AdamW(model.parameters()), device, ranks=ranks)
+    step, batch = prepare(Plan(values={"layout": "replicated"}), draft, members()), StepBatch.of(parts)
+    splitting = Splitting(devices.choose("cpu"), votes=Votes.of(ranks))
+
+    def run(found: Splitting | None) -> None:
+        step.splitting = found
+        step(batch)
+
+    both = partial(run, None), partial(run, splitting)
+    return [block(*both, pairs, perf_counter) for _ in range(count + 1)][1:]  # the first one warms up
+
+
+def ratio_of(blocks: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """Returns the mean ratio of blocks, half of its interval, and the median step in seconds."""
+    step_s = median(time_s for _, time_s in blocks)
+    ratios = [difference_s / step_s for difference_s, _ in blocks]
+    return fmean(ratios), DEVIATIONS_95 * stdev(ratios) / math.sqrt(len(ratios)), step_s
+
+
+def blocks_alone(size: int, pairs: int, most_s: float) -> tuple[list[tuple[float, float]], tuple[float, float, float]]:
+    """Returns blocks in one process, until their interval is narrow or the time is over, and their `ratio_of`."""
+    plain, splitting, batch = steps(size)
+    both = partial(plain, batch), partial(splitting, batch)
+    block(*both, 4)
+    found, began = [block(*both, pairs) for _ in range(LEAST_BLOCKS)], process_time()
+    while ratio_of(found)[1] > HALF_RATIO and process_time() - began < most_s:
+        found.append(block(*both, pairs))
+    return found, ratio_of(found)
 
 
 def main() -> None:
@@ -72,18 +114,15 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20, help="pairs of steps in a block")
     parser.add_argument("--size", type=int, default=5, help="samples of a batch")
     parser.add_argument("--time", type=float, default=300.0, help="most seconds of processor time")
+    parser.add_argument("--ranks", type=int, default=1, help="real ranks, which communicate by gloo")
+    parser.add_argument("--blocks", type=int, default=2 * LEAST_BLOCKS, help="blocks of pairs, of several ranks")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    plain, splitting, batch = steps(given.size)
-    block(plain, splitting, batch, 4)
-    found, ratio, half, step_s = list[tuple[float, float]](), 0.0, math.inf, math.nan
-    began = process_time()
-    while len(found) < LEAST_BLOCKS or (half > HALF_RATIO and process_time() - began < given.time):
-        found.append(block(plain, splitting, batch, given.pairs))
-        if len(found) > 1:
-            step_s = median(time_s for _, time_s in found)
-            ratios = [difference_s / step_s for difference_s, _ in found]
-            ratio, half = fmean(ratios), DEVIATIONS_95 * stdev(ratios) / math.sqrt(len(ratios))
+    if given.ranks > 1:
+        found = launched(blocks_on_ranks, given.size, given.pairs, given.blocks, ranks=given.ranks)[0]
+        ratio, half, step_s = ratio_of(found)
+    else:
+        found, (ratio, half, step_s) = blocks_alone(given.size, given.pairs, given.time)
     passed = ratio + half < MOST_RATIO and step_s >= LEAST_S
     summary = (
         f"splitting: {ratio:+.2%} of a step of {format_duration(step_s)} ({ratio - half:+.2%} to {ratio + half:+.2%}, "

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -61,6 +62,13 @@ def test_a_fault_on_one_rank_ends_alike_on_all() -> None:
         assert judged(seed, fault, said) == "", f"seed {seed} {fault}: {said}\n{text}"
 
 
+def out_of_memory(rank: int, calls: list[Any], *_: Any) -> None:
+    """Fails in the third pass of rank 1."""
+    calls.append(rank)
+    if rank == 1 and len(calls) == 3:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
 def trained(ranks: Ranks, layout: str, compiled: str = "") -> dict[str, Any]:
     """Searches with a layout, and trains an epoch under the plan."""
     pinned: dict[str, Any] = {"layout": layout, "micro_batch_size": 16, **({"compile": compiled} if compiled else {})}
@@ -75,8 +83,11 @@ def trained(ranks: Ranks, layout: str, compiled: str = "") -> dict[str, Any]:
     step = fit.prepare(model, loader)
     samples = [int(each[1].shape[0]) for each in step.loader]
     orders = [next(iter(step.loader))[0][0, 0].item() for _ in range(2)]
-    alike = fit.prepare(net(), data(shuffle=False), sgd)
+    tried = net()
+    alike = fit.prepare(tried, data(shuffle=False), sgd, on_oom="split")
+    hook = tried.register_forward_hook(partial(out_of_memory, ranks.number, []))
     losses = [float(alike(batch)) for batch in alike.loader]
+    hook.remove()
     alike.close()
     step.close()
     weights = torch.cat([parameter.detach().flatten() for parameter in alike.model.parameters()])
@@ -92,6 +103,7 @@ def trained(ranks: Ranks, layout: str, compiled: str = "") -> dict[str, Any]:
         "samples": samples,
         "orders": orders,
         "losses": losses,
+        "splits": alike.splits.micro_batches,
         "weights": weights.tolist(),
         "kind": type(model).__name__,
     }
@@ -115,6 +127,7 @@ def test_the_plan_is_the_same_on_all_ranks_and_trains_as_one_process_does(layout
     first, second = launched(trained, layout)
     assert first["plan"] == second["plan"]
     assert (first["layout"], first["ranks"]) == (layout, 2)
+    assert (first["splits"], second["splits"]) == (1, 1)
     assert first["same"]
     assert second["same"]
     assert "2 x " in first["text"]

@@ -87,9 +87,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--layout", help="layout of the two ranks, so that both search the same plans (default: all)")
-    parser.add_argument(
-        "--batch", type=int, default=BATCH, help="samples of the loader's batches (default: %(default)s)"
-    )
+    parser.add_argument("--batch", type=int, default=BATCH, help="samples of a batch (default: %(default)s)")
     parser.add_argument("--one", action="store_true", help="compare one rank of a launch with no launch")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args(arguments)
