@@ -108,7 +108,7 @@ class RankLayout(Strategy):
             return f"{VIEWS}=True is for gradients that every rank has, and {KNOB}={layout} divides them"
         for name, value in ((RESHARD, False), (GATHER, BF16), (SYNC, False)):
             if layout not in SHARDED and plan.values.get(name, self.owns[name]) == value:
-                return f"{name}={value} is for weights that are divided, and {KNOB}={layout} divides none"
+                return f"{name}={value} is for weights that are gathered, and {KNOB}={layout} gathers none"
         if plan.values.get(SYNC, True) is False and plan.values.get(ACCUMULATION_STEPS) == 1:
             return f"{SYNC}=False is for steps of several micro batches, and the plan has one"
         precision = format_of(plan)

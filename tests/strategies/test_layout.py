@@ -168,13 +168,13 @@ def test_other_models_are_refused() -> None:
     ("values", "reason"),
     [
         ({"layout": "full", "gradient_as_bucket_view": True}, "gradients that every rank has"),
-        ({"layout": "replicated", "reshard_after_forward": False}, "divides none"),
-        ({"layout": "replicated", "gather_precision": "bf16"}, "divides none"),
+        ({"layout": "replicated", "reshard_after_forward": False}, "gathers none"),
+        ({"layout": "replicated", "gather_precision": "bf16"}, "gathers none"),
         ({"layout": "full", "gather_precision": "bf16", "precision": "fp16"}, "precision fp16 in another format"),
         ({"layout": "full", "gather_precision": "bf16", "precision": "tf32"}, "precision tf32 in another format"),
         ({"layout": "full", "gather_precision": "bf16"}, "keeps statistics in float32"),
         ({"layout": "full", "gather_precision": "fp8"}, "expected fp32 or bf16"),
-        ({"layout": "replicated", "sync_each_batch": False, "accumulation_steps": 2}, "divides none"),
+        ({"layout": "replicated", "sync_each_batch": False, "accumulation_steps": 2}, "gathers none"),
         (
             {"layout": "full", "sync_each_batch": False, "accumulation_steps": 1},
             "several micro batches, and the plan has one",
