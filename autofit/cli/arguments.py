@@ -10,7 +10,7 @@ TECHNIQUES = (
 )  # fmt: skip
 KNOBS = (
     "layout", "gradient_as_bucket_view", "reshard_after_forward", "gather_precision", "sync_each_batch",
-    "micro_batch_size", "accumulation_steps", "precision", "checkpointed_blocks",
+    "find_unused_parameters", "micro_batch_size", "accumulation_steps", "precision", "checkpointed_blocks",
     "recomputed_operators", "memory_format", "optimizer_implementation", "optimizer_in_backward",
     "activation_offload", "linear_cross_entropy", "attention", "compile",
     "packing", "length_grouping", "cudnn_benchmark",

@@ -18,7 +18,6 @@ from autofit.exporters.plan_facts import (
     REPLICATED,
     RESHARD,
     SYNC,
-    VIEWS,
     Settings,
     blocks_line,
     code_lines,
@@ -28,6 +27,7 @@ from autofit.exporters.plan_facts import (
     gathers_in_bf16,
     loader_comment,
     max_grad_norm,
+    replicated_arguments,
     shards,
     zero_line,
 )
@@ -88,9 +88,6 @@ class Accelerate(Exporter):
             **{mode: _compiled(mode) for mode in MODES},
         },
     }
-    lines: ClassVar[Mapping[str, Mapping[KnobValue, str]]] = {
-        VIEWS: {True: "Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)])"},
-    }
     casts_otherwise: ClassVar[Mapping[KnobValue, str]] = dict.fromkeys(
         (FULL, HYBRID), "Accelerate gathers weights and averages gradients in 16 bits beside autocast"
     )
@@ -117,7 +114,10 @@ class Accelerate(Exporter):
 
     def by_hand(self, answer: Answer, version: TargetVersion) -> Mapping[str, str]:
         """Returns the arguments of the DataLoader and the `Accelerator`, and lines of plain PyTorch."""
-        lines = {**code_lines(answer), **super().by_hand(answer, version)}
+        lines, given = {**code_lines(answer), **super().by_hand(answer, version)}, replicated_arguments(answer)
+        arguments = ", ".join(f"{name}={value}" for name, value in given.items())
+        handler = f"Accelerator(kwargs_handlers=[DistributedDataParallelKwargs({arguments})])"
+        lines |= dict.fromkeys(given, handler)
         steps, layout, grid = answer.plan.values.get(ACCUMULATION_STEPS), _layout(answer), _grid(answer, version)
         if type(steps) is int and MICRO_BATCH_SIZE in lines:
             argument = f"gradient_accumulation_steps={steps}"

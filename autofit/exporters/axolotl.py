@@ -12,11 +12,13 @@ from autofit.exporters.plan_facts import (
     REPLICATED,
     RESHARD,
     SYNC,
+    UNUSED,
     Settings,
     adamw_fields,
     averaged_each_time,
     checkpointing_fields,
     gathers_again,
+    looks_for_unused,
     worker_settings,
 )
 from autofit.strict_yaml import dump
@@ -63,6 +65,7 @@ class Axolotl(Exporter):
         "recomputed_operators": {"all": {}},
         "optimizer_implementation": {"default": {}},
         LAYOUT: {REPLICATED: {"ddp": True, "ddp_find_unused_parameters": False}},
+        UNUSED: {True: {"ddp_find_unused_parameters": True}},
     }
     clipping_key: ClassVar[str] = "max_grad_norm"  # without it, the Trainer's default is the norm 1.0
 
@@ -73,6 +76,8 @@ class Axolotl(Exporter):
             **adamw_fields(answer, "optimizer"),
             **checkpointing_fields(answer, _NONE, _EVERY),
         }
+        if looks := found.pop(UNUSED, None):
+            found[UNUSED] = looks if looks_for_unused(answer) else {}  # last: it replaces the key of the layout
         if answer.plan.values.get(LAYOUT) == FULL:
             how = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": gathers_again(answer)}
             found[LAYOUT] = {"fsdp_version": 2, "fsdp_config": how, **averaged_each_time(answer)}

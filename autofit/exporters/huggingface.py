@@ -18,6 +18,7 @@ from autofit.exporters.plan_facts import (
     REPLICATED,
     RESHARD,
     SYNC,
+    UNUSED,
     Settings,
     adamw_fields,
     averaged_each_time,
@@ -27,6 +28,7 @@ from autofit.exporters.plan_facts import (
     divides_each_time,
     gathers_again,
     is_divided,
+    looks_for_unused,
     shards,
     worker_settings,
 )
@@ -96,6 +98,7 @@ class HuggingFace(Exporter):
         "recomputed_operators": {"all": {}},
         # By default, the Trainer looks for unused parameters after each forward pass.
         LAYOUT: {REPLICATED: {"ddp_find_unused_parameters": False}},
+        UNUSED: {True: {"ddp_find_unused_parameters": True}},
     }
     lines: ClassVar[Mapping[str, Mapping[KnobValue, str]]] = {
         COMPILE: {"blocks": "call .compile() on each repeated layer of the model before the Trainer is made"},
@@ -125,6 +128,8 @@ class HuggingFace(Exporter):
             found[COMPILE] = {**compiled, "tf32": False}  # else the Trainer switches it on beside compilation
         if found.get(GROUPED) and version < STRATEGY_SINCE:
             found[GROUPED] = {"group_by_length": True}
+        if looks := found.pop(UNUSED, None):
+            found[UNUSED] = looks if looks_for_unused(answer) else {}  # last: it replaces the field of the layout
         if _is_sharded(answer, version):
             found |= {LAYOUT: _sharded(answer, version), RESHARD: {}}
             found |= {} if divides_each_time(answer) else {SYNC: {}}

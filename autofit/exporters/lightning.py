@@ -16,6 +16,7 @@ from autofit.exporters.plan_facts import (
     REPLICATED,
     RESHARD,
     SYNC,
+    UNUSED,
     VIEWS,
     Settings,
     code_lines,
@@ -24,6 +25,7 @@ from autofit.exporters.plan_facts import (
     gathers_again,
     gathers_in_bf16,
     loader_comment,
+    replicated_arguments,
     shards,
     worker_arguments,
     zero_line,
@@ -31,7 +33,7 @@ from autofit.exporters.plan_facts import (
 
 SHARDS_SINCE = "2.4"
 """First version that trains a model to which the user has applied FSDP2. `FSDPStrategy` is FSDP1."""
-_BY_VIEWS = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"gradient_as_bucket_view": True}}
+_REPLICATED = "lightning.pytorch.strategies.DDPStrategy"
 
 
 class Lightning(Exporter):
@@ -62,8 +64,9 @@ class Lightning(Exporter):
         """Returns the arguments for each knob."""
         found, values = dict(super().fields(answer, version)), answer.plan.values
         if values.get(LAYOUT) in (REPLICATED, OPTIMIZER):
-            found[LAYOUT] = {"strategy": _BY_VIEWS if values.get(VIEWS) is True else "ddp"}
-            found |= {VIEWS: {}} if VIEWS in values else {}
+            given = replicated_arguments(answer)
+            found[LAYOUT] = {"strategy": {"class_path": _REPLICATED, "init_args": given} if given else "ddp"}
+            found |= {name: {} for name in (VIEWS, UNUSED) if name in values}
         return found
 
     def by_hand(self, answer: Answer, version: TargetVersion) -> Mapping[str, str]:

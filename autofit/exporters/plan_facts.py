@@ -12,7 +12,7 @@ Settings = Mapping[str, object]
 """Settings of a target, by key."""
 CHECKPOINTED_BLOCKS = "checkpointed_blocks"
 LAYOUT, VIEWS, RESHARD, GATHER = "layout", "gradient_as_bucket_view", "reshard_after_forward", "gather_precision"
-SYNC = "sync_each_batch"
+SYNC, UNUSED = "sync_each_batch", "find_unused_parameters"
 """Knobs of the ranks that train together. The batch of such a plan is that of each rank."""
 REPLICATED, OPTIMIZER, FULL, HYBRID, TENSOR = "replicated", "optimizer", "full", "hybrid", "tensor"
 MEASURED_WITH: Mapping[KnobValue, str] = {
@@ -41,10 +41,23 @@ def max_grad_norm(answer: Answer) -> float | None:
 
 
 def changes_of(answer: Answer) -> dict[str, KnobValue]:
-    """Returns the values that the plan changes. A layout is always one, since the user's model is not divided."""
+    """Returns the values that the plan changes. A layout is always one, and what it needs, since the model has none."""
     values = answer.plan.values
     divided = {LAYOUT: values[LAYOUT]} if LAYOUT in values else {}
+    divided |= {UNUSED: True} if looks_for_unused(answer) else {}
     return {**answer.plan.changes_from(answer.baseline.plan), **divided}
+
+
+def looks_for_unused(answer: Answer) -> bool:
+    """Returns whether ranks that replicate the model look for parameters without a gradient in each pass."""
+    values = answer.plan.values
+    return values.get(UNUSED) is True and values.get(LAYOUT) not in (FULL, HYBRID, TENSOR)
+
+
+def replicated_arguments(answer: Answer) -> dict[str, bool]:
+    """Returns the arguments of `DistributedDataParallel` that differ from torch's."""
+    asked = {VIEWS: answer.plan.values.get(VIEWS) is True, UNUSED: looks_for_unused(answer)}
+    return {name: True for name, value in asked.items() if value}
 
 
 def is_divided(answer: Answer) -> bool:

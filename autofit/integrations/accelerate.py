@@ -15,7 +15,15 @@ from typing import Any
 
 from autofit.core.answer import Answer
 from autofit.core.errors import UsageError
-from autofit.exporters.plan_facts import GATHER, LAYOUT, REPLICATED, SYNC, divides_each_time, gathers_in_bf16
+from autofit.exporters.plan_facts import (
+    GATHER,
+    LAYOUT,
+    REPLICATED,
+    SYNC,
+    divides_each_time,
+    gathers_in_bf16,
+    replicated_arguments,
+)
 from autofit.integrations.plan_settings import GivenPlan, fit_of, import_package, loader_arguments, warn_of
 from autofit.strategies.shards import in_bf16
 
@@ -49,6 +57,8 @@ def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
         )
     done = {GATHER} if "fsdp_config" in found.settings else set()  # in the plugins below
     done |= set() if divides_each_time(fit.answer) else {SYNC}
+    given = replicated_arguments(fit.answer)
+    done |= given.keys()
     if fit.plan.values.get(LAYOUT) == REPLICATED:  # as an Accelerator does for each model that it prepares
         done.add(LAYOUT)
     warn_of(fit.plan, found, done)
@@ -63,6 +73,9 @@ def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
         plugin = import_package("accelerate.utils", "accelerate").TorchDynamoPlugin
         named = {key.removeprefix("dynamo_"): value for key, value in compiled.items()}
         arguments["dynamo_plugin"] = plugin(**named)
+    if given:
+        handler = import_package("accelerate.utils", "accelerate").DistributedDataParallelKwargs
+        arguments["kwargs_handlers"] = [handler(**given)]
     if sharded:
         del arguments["gradient_accumulation_steps"]  # then every rank keeps a whole gradient until the last one
         arguments |= _sharded(fit.answer, sharded, rows)

@@ -38,6 +38,7 @@ from autofit.probing.timing import (
 )
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.workloads.batch_store import BatchStore, Typical, unused
+from autofit.workloads.divided import inside
 from autofit.workloads.lengths import elements
 from autofit.workloads.step import StepBatch, TrainStep, static_bytes
 from autofit.workloads.tree import Batch, nbytes
@@ -68,7 +69,8 @@ class GradientWatch:
         if self.steps and not self.missing:
             return
         held = {id(parameter) for group in draft.optimizer.param_groups for parameter in group["params"]}
-        trained = {n: p for n, p in draft.model.named_parameters() if p.requires_grad and id(p) in held}
+        named = inside(draft.model).named_parameters()
+        trained = {name: each for name, each in named if each.requires_grad and id(each) in held}
         known = self.missing if self.steps else trained
         self.missing = [name for name in known if name in trained and trained[name].grad is None]
         self.trained, self.steps = len(trained), self.steps + 1

@@ -19,7 +19,7 @@ from torch import nn
 
 from autofit.core.errors import SpaceError
 from autofit.core.knob import Knob
-from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan
+from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, KnobValue, Plan, same_value
 from autofit.core.space import MAX_PLANS, Conflict, Refusal, SearchSpace, SpaceFacts
 from autofit.gates.gradients import Steps, generators_restored
 from autofit.gates.technique import updates_noted
@@ -82,11 +82,13 @@ class Survey:
         if MICRO_BATCH_SIZE in knobs:
             sizes = [int(size) for size in knobs.pop(MICRO_BATCH_SIZE).values]
         knobs.pop(ACCUMULATION_STEPS, None)
-        # A layout that the user has chosen is in play too, since it is applied although it leaves no choice.
-        applied = {
-            name for each in self.strategies if each.for_ranks for name, idle in each.owns.items() if idle is None
-        }
-        playing = tuple(knob for knob in knobs.values() if len(knob.values) > 1 or knob.name in applied)
+        # Values that leave no choice are in play too where they are applied: a layout, and what a model needs on ranks.
+        idle = {name: value for each in self.strategies if each.for_ranks for name, value in each.owns.items()}
+        playing = tuple(
+            knob
+            for knob in knobs.values()
+            if len(knob.values) > 1 or not same_value(knob.default, idle.get(knob.name, knob.default))
+        )
         baseline: dict[str, KnobValue] = {MICRO_BATCH_SIZE: facts.micro_batch_size}
         baseline |= {ACCUMULATION_STEPS: facts.accumulation_steps, **{knob.name: knob.default for knob in playing}}
         space = SpaceFacts(

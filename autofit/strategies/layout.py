@@ -14,7 +14,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from autofit.core.errors import SpaceError
+from autofit.core.errors import SpaceError, Untraceable
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, KnobValue, Plan
 from autofit.core.space import Refusal
@@ -34,13 +34,13 @@ from autofit.strategies.shards import (
 from autofit.strategies.tensor_parallel import divide_layers, lack_of_layers, tensors_of_ranks
 from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step
 from autofit.strategies.undo import Undo
-from autofit.torch_internals import NormBase, is_traceable_wrapper_subclass, is_view, issued
+from autofit.torch_internals import NormBase, is_traceable_wrapper_subclass, is_view, issued, pytree
 from autofit.workloads.divided import divided_already
 from autofit.workloads.step import PER_MACHINE, Draft, Ranks, rows_of
 from autofit.workloads.workload import OptimizerSet
 
 KNOB, VIEWS, RESHARD, GATHER = "layout", "gradient_as_bucket_view", "reshard_after_forward", "gather_precision"
-SYNC = "sync_each_batch"
+SYNC, UNUSED = "sync_each_batch", "find_unused_parameters"
 REPLICATED, OPTIMIZER, FULL, HYBRID, TENSOR = "replicated", "optimizer", "full", "hybrid", "tensor"
 LAYOUTS = (REPLICATED, OPTIMIZER, FULL, HYBRID, TENSOR)
 BUCKETED = (REPLICATED, OPTIMIZER)
@@ -74,7 +74,7 @@ class RankLayout(Strategy):
     cost = "communication between ranks"
     effect = "rounding"
     phase = Phase.RANKS
-    owns = {KNOB: None, VIEWS: False, RESHARD: True, GATHER: FP32, SYNC: True}
+    owns = {KNOB: None, VIEWS: False, RESHARD: True, GATHER: FP32, SYNC: True, UNUSED: False}
     for_ranks = True
     unsearched = {KNOB: REPLICATED}
 
@@ -96,8 +96,8 @@ class RankLayout(Strategy):
         if not values:
             return Offer(refused=refused)
         knob = Knob(name=KNOB, values=values, default=values[0], about="what of the model each rank has")
-        beside = _beside(facts)
-        return Offer((knob, *beside.knobs), (*refused, *beside.refused))
+        beside, looks = _beside(facts), any(value in BUCKETED for value in values)
+        return Offer((knob, *(_looking(facts) if looks else ()), *beside.knobs), (*refused, *beside.refused))
 
     def conflict(self, plan: Plan) -> str | None:
         """Returns why other values of a plan do not go together with its layout, or None."""
@@ -142,10 +142,10 @@ class RankLayout(Strategy):
         Raises:
             SpaceError: a value is unknown, there is one rank, or this model or optimizer does not admit the layout.
         """
-        layout, views, reshard, gather, sync = (plan.values.get(name, idle) for name, idle in self.owns.items())
+        layout, views, reshard, gather, sync, unused = (plan.values.get(name, idle) for name, idle in self.owns.items())
         if layout is not None and layout not in LAYOUTS:
             raise unknown_value(KNOB, layout, f"one of {', '.join(LAYOUTS)}")
-        for name, value in ((VIEWS, views), (RESHARD, reshard), (SYNC, sync)):
+        for name, value in ((VIEWS, views), (RESHARD, reshard), (SYNC, sync), (UNUSED, unused)):
             if type(value) is not bool:
                 raise unknown_value(name, value, "False or True")
         if gather not in (FP32, BF16):
@@ -180,11 +180,50 @@ class RankLayout(Strategy):
                 undo.set(draft, "together", True)
                 yield
                 return
-            _replicate(draft, ranks, undo, views=plan.values.get(VIEWS, False) is True)
+            _replicate(draft, ranks, undo, **{name: plan.values.get(name) is True for name in (VIEWS, UNUSED)})
             if layout == OPTIMIZER and optimizer is not None:
                 begin_anew(optimizer, undo)
                 undo.set(draft, "optimizer", _partitioned(optimizer, ranks))
             yield
+
+
+def _looking(facts: Facts) -> tuple[Knob, ...]:
+    """Returns the knob by which ranks look for parameters without a gradient in each pass, if they have to.
+
+    Otherwise the reducer waits for all gradients, and the next step fails.
+    """
+    value = facts.pinned.get(UNUSED)
+    if value is None:
+        value = _leaves_some_out(facts)
+    about = "whether ranks look for parameters without a gradient in each pass, as some of this model have none"
+    return (Knob(name=UNUSED, values=(value,), default=value, about=about),) if value or UNUSED in facts.pinned else ()
+
+
+def _leaves_some_out(facts: Facts) -> bool:
+    """Returns whether a pass may leave trainable parameters without a gradient. One that depends on its data may."""
+    found, gotten = set[str](), set[str]()
+
+    @contextmanager
+    def watch(model: nn.Module) -> Iterator[None]:
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        found.update(trained)
+        with Undo() as undo:
+            for name, parameter in trained.items():
+                hook: Any = partial(_noted, gotten, name)
+                handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                undo.callback(handle.remove)
+            yield
+
+    try:
+        if facts.rehearse is not None:
+            facts.rehearse(watch)
+    except Untraceable:
+        return True
+    return found != gotten
+
+
+def _noted(gotten: set[str], name: str, parameter: nn.Parameter) -> None:
+    gotten.add(name)
 
 
 def _beside(facts: Facts) -> Offer:
@@ -280,12 +319,21 @@ def _refusal_of_draft(draft: Draft, layout: KnobValue | None) -> str | None:
     return _undividable(draft.model) or _lack(str(layout), draft.model, draft.optimizer, draft.ranks.count)
 
 
-def _replicate(draft: Draft, ranks: Ranks, undo: Undo, *, views: bool) -> None:
+def _replicate(
+    draft: Draft, ranks: Ranks, undo: Undo, *, gradient_as_bucket_view: bool, find_unused_parameters: bool
+) -> None:
     """Has the gradients of a draft's model averaged over all ranks, in buckets."""
     if is_without_data(draft.model):
-        _imitate_buckets(draft.model, undo, views=views)
+        _imitate_buckets(draft.model, undo, views=gradient_as_bucket_view)
+        if find_unused_parameters:  # the pass that looks for them begins at copies of what the model returns
+            undo.callback(draft.model.register_forward_hook(_copied).remove)
         return
-    wrapped = DistributedDataParallel(draft.model, process_group=ranks.group, gradient_as_bucket_view=views)
+    wrapped = DistributedDataParallel(
+        draft.model,
+        process_group=ranks.group,
+        gradient_as_bucket_view=gradient_as_bucket_view,
+        find_unused_parameters=find_unused_parameters,
+    )
     if ranks.is_fake:
         # A lambda: torch checks annotations, and not every build has the type that it wants to see.
         wrapped.register_comm_hook(ranks.count, lambda count, bucket: _averaged_alone(count, bucket))  # noqa: PLW0108
@@ -319,10 +367,15 @@ class Buckets:
         self._before = issued(self.wrapped.process_group)
 
     def complete(self, passes: int) -> None:
-        """Averages zeros in the place of the buckets that are left."""
+        """Averages zeros in the place of the buckets that are left, and then what says which parameters were used."""
         reducer, sent = self.wrapped.reducer, issued(self.wrapped.process_group) - self._before
-        for bucket in reducer._get_zeros_like_grad_buckets()[sent:]:
+        buckets = reducer._get_zeros_like_grad_buckets()
+        for bucket in buckets[sent:]:
             reducer._run_comm_hook(bucket).wait()
+        if self.wrapped.find_unused_parameters and sent <= len(buckets):
+            trained = [each for each in self.wrapped.parameters() if each.requires_grad]
+            used = torch.zeros(len(trained), dtype=torch.int32, device=trained[0].device)
+            distributed.all_reduce(used, group=self.wrapped.process_group)
 
     def reset(self) -> None:
         """Lets the reducer begin anew, when no bucket is written to any more."""
@@ -352,6 +405,10 @@ def _imitate_buckets(model: nn.Module, undo: Undo, *, views: bool) -> None:
             hook: Any = _Averaged(part, views)
             handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             undo.callback(handle.remove)
+
+
+def _copied(model: nn.Module, given: Any, returned: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, lambda each: each if each.grad_fn is None else each.clone(), returned)
 
 
 def _buckets(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

@@ -6,7 +6,8 @@ interval from the blocks. Blocks are added until the interval is narrow enough, 
 the process on one thread, since other processes disturb clocks.
 
 With --ranks, real ranks communicate by gloo under the layout `replicated`, and vote after each last pass. Times
-are then those of a clock, since a rank waits for others, and there are as many blocks as the time allows.
+are then those of a clock, since a rank waits for others, and there are `--blocks` of them. With --waits, each pass also
+sleeps, as a host waits for its device: what computes on the host keeps its processors from a vote.
 
 Required: the upper end is below 0.5 % of a step that takes at least 20 ms.
 """
@@ -15,10 +16,11 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import fmean, median, stdev
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from autofit import devices
@@ -36,6 +38,19 @@ from scripts.bench.ranks.launching import launched
 
 MOST_RATIO, LEAST_S = 0.005, 0.02
 HALF_RATIO, LEAST_BLOCKS = 0.001, 10
+
+
+class Waiting(nn.Module):
+    """Waits before the forward pass of a model."""
+
+    def __init__(self, model: nn.Module, waits_s: float) -> None:
+        super().__init__()
+        self.model, self.waits_s = model, waits_s
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sleep(self.waits_s)
+        out: torch.Tensor = self.model(x)
+        return out
 
 
 def steps(size: int) -> tuple[TrainStep, TrainStep, StepBatch]:
@@ -74,10 +89,10 @@ def block(
     return median(differences), median(times)
 
 
-def blocks_on_ranks(ranks: Ranks, size: int, pairs: int, count: int) -> list[tuple[float, float]]:
+def blocks_on_ranks(ranks: Ranks, size: int, pairs: int, count: int, waits_s: float) -> list[tuple[float, float]]:
     """Returns `count` blocks of a step that raises, and splits, in turn."""
     torch.manual_seed(0)
-    model, parts = Transformer(), [[torch.randn(size, 64, 128), torch.randint(0, 64, (size,))]]
+    model, parts = Waiting(Transformer(), waits_s), [[torch.randn(size, 64, 128), torch.randint(0, 64, (size,))]]
     loss, device = resolve_loss(model, parts[0], loss_fn=F.cross_entropy), torch.device("cpu")
     draft = Draft(model, loss, torch.optim.AdamW(model.parameters()), device, ranks=ranks)
     step, batch = prepare(Plan(values={"layout": "replicated"}), draft, members()), StepBatch.of(parts)
@@ -115,11 +130,13 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=5, help="samples of a batch")
     parser.add_argument("--time", type=float, default=300.0, help="most seconds of processor time")
     parser.add_argument("--ranks", type=int, default=1, help="real ranks, which communicate by gloo")
+    parser.add_argument("--waits", type=float, default=0.0, help="seconds that each pass of several ranks also waits")
     parser.add_argument("--blocks", type=int, default=2 * LEAST_BLOCKS, help="blocks of pairs, of several ranks")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.ranks > 1:
-        found = launched(blocks_on_ranks, given.size, given.pairs, given.blocks, ranks=given.ranks)[0]
+        how = given.size, given.pairs, given.blocks, given.waits
+        found = launched(blocks_on_ranks, *how, ranks=given.ranks)[0]
         ratio, half, step_s = ratio_of(found)
     else:
         found, (ratio, half, step_s) = blocks_alone(given.size, given.pairs, given.time)

@@ -45,6 +45,7 @@ VALUES: list[tuple[str, KnobValue]] = [
     ("reshard_after_forward", False),
     ("gather_precision", "bf16"),
     ("sync_each_batch", False),
+    ("find_unused_parameters", True),
 ]
 WEIGHTS_ALIKE = {"huggingface", "accelerate", "lightning", "deepspeed", "axolotl"}
 """Trainers that divide the loss of each micro batch by the accumulation steps, the first only for some models."""

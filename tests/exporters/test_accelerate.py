@@ -242,13 +242,15 @@ def test_weights_are_gathered_by_the_policy_of_the_plan(precision: str) -> None:
 def test_replicas_are_processes_of_one_launch(tmp_path: Path) -> None:
     from accelerate.utils import DistributedDataParallelKwargs  # noqa: PLC0415
 
-    plan = PLAN.replace(layout="replicated", gradient_as_bucket_view=True)
+    given = {"gradient_as_bucket_view": True, "find_unused_parameters": True}
+    plan = PLAN.replace(layout="replicated", **given)
     found = by_name("accelerate").export(on_cuda(answer(plan, PLAN)))
     assert read(found, tmp_path).distributed_type.value == "MULTI_GPU"
     assert "FSDP_VERSION" not in environment_of(found, tmp_path, "--num_processes=4")
     names = {"Accelerator": dict, "DistributedDataParallelKwargs": DistributedDataParallelKwargs}
-    (handler,) = eval(found.by_hand["gradient_as_bucket_view"], names)["kwargs_handlers"]
-    assert handler.to_kwargs() == {"gradient_as_bucket_view": True}
+    for name in given:
+        (handler,) = eval(found.by_hand[name], names)["kwargs_handlers"]
+        assert handler.to_kwargs() == given
     assert by_name("accelerate").export(answer(plan, PLAN)).unmapped == ("layout",)  # on the CPU
 
 

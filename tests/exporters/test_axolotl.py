@@ -97,6 +97,12 @@ def test_what_axolotl_does_in_another_way_is_listed(knob: str, value: KnobValue)
     assert exported({knob: value}).unmapped == (knob,)
 
 
+@pytest.mark.parametrize("looks", [True, False])
+def test_its_trainer_looks_for_unused_parameters_where_a_plan_does(looks: bool) -> None:
+    export = exported({"layout": "replicated", "find_unused_parameters": looks})
+    assert f"ddp_find_unused_parameters: {str(looks).lower()}" in export.text
+
+
 @pytest.mark.parametrize(
     ("device", "value", "name"),
     [

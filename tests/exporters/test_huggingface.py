@@ -239,6 +239,16 @@ def test_what_the_trainer_cannot_do_on_ranks_is_listed() -> None:
     assert "# The batch is that of each device.\n" in export.text
 
 
+def test_the_trainer_looks_for_unused_parameters_where_a_plan_does() -> None:
+    for looks, values in [(False, {}), (True, {"find_unused_parameters": True})]:
+        export = exported({"layout": "replicated", **values})
+        assert settings_of(export)["ddp_find_unused_parameters"] is looks
+        assert export.unmapped == ()
+    assert exported({"layout": "optimizer", "find_unused_parameters": True}).unmapped == ("layout",)
+    sharded = exported({**SHARDED, "find_unused_parameters": True}, device="cuda")
+    assert (sharded.unmapped, "ddp_find_unused_parameters" in sharded.text) == ((), False)
+
+
 def test_another_optimizer_is_not_replaced_by_adamw() -> None:
     plan = OWN.replace(optimizer_implementation="fused")
     export = HuggingFace().export(found(plan, settings={"optimizer": "SGD"}))

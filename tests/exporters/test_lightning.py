@@ -167,13 +167,14 @@ def test_the_command_line_of_lightning_makes_the_strategy(
     from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel  # noqa: PLC0415
 
     overlay = tmp_path / "autofit_lightning.yaml"
-    found = export({"layout": "optimizer", "gradient_as_bucket_view": views})
+    found = export({"layout": "optimizer", "gradient_as_bucket_view": views, "find_unused_parameters": True})
     overlay.write_text(found.text)
     monkeypatch.setattr(sys, "argv", ["train.py"])
     arguments = ["--config", str(overlay)]
     cli = LightningCLI(BoringModel, BoringDataModule, args=arguments, run=False, trainer_defaults=QUIET)
     assert type(cli.trainer.strategy).__name__ == "DDPStrategy"
     assert cli.trainer.strategy._ddp_kwargs.get("gradient_as_bucket_view", False) is views
+    assert cli.trainer.strategy._ddp_kwargs["find_unused_parameters"] is True
     assert "optimizer_class=torch.optim.AdamW" in found.by_hand["layout"]
 
 

@@ -25,6 +25,7 @@ from autofit.guard.object_state import fingerprint
 from autofit.probing.ranks.bench import SAME_SAMPLES, RankBench
 from autofit.probing.ranks.launch import Launch
 from autofit.search.search import SearchInterrupted
+from autofit.torch_internals import FakeTensor
 from autofit.workloads.step import Ranks
 from scripts.bench.memory.ranks import LENGTH, WORDS, qwen3
 from scripts.bench.ranks.chaos import Net, judged, outcomes
@@ -351,6 +352,87 @@ def test_a_wrapped_model_is_tuned_inside_and_the_wrapper_goes_on_as_before(setti
         assert each["finite"]
         assert each["baseline"] == "replicated"
         assert any("the model inside your DistributedDataParallel was tuned" in caveat for caveat in each["caveats"])
+
+
+class Spare(Net):
+    """Has a layer that no step uses, and one that steps of the second kind of sample use alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = super().forward(x)
+        return found + self.other(found) if x[0, 0] > 0 else found
+
+
+def two_kinds() -> tuple[Spare, TensorDataset]:
+    """Returns a model and samples. In the second step all those of rank 0 are of one kind, those of rank 1 of another.
+
+    Ranks take samples in turn.
+    """
+    torch.manual_seed(0)
+    model, rows = Spare(), torch.randn(64, 16)
+    rows[:, 0] = 1.0
+    rows[17:32:2, 0] = -1.0
+    return model, TensorDataset(rows, torch.randint(4, (64,)))
+
+
+def spared(ranks: Ranks) -> dict[str, Any]:
+    model, rows = two_kinds()
+    loader, pinned = DataLoader(rows, 8), dict[str, Any](layout="replicated", micro_batch_size=8)
+    fit = autofit.tune(model, loader, optimizer=sgd, pinned=pinned, **GIVEN)
+    with fit.prepare(model, loader) as step:
+        for batch in step.loader:
+            step(batch)
+    weights = {name: each.detach().flatten().tolist() for name, each in model.named_parameters()}
+    return {"looks": fit.plan.values.get("find_unused_parameters"), "weights": weights, "caveats": list(fit.caveats)}
+
+
+def test_parameters_that_some_steps_leave_out_train_as_in_one_process() -> None:
+    first, second = launched(spared)
+    assert (first["looks"], second["looks"]) == (True, True)
+    assert first["weights"] == second["weights"]
+    assert any("(spare.weight, spare.bias) had no gradient" in each for each in first["caveats"]), first["caveats"]
+    model, samples = two_kinds()
+    (rows, labels), optimizer = samples.tensors, sgd(model.parameters())
+    for begin in range(0, 64, 16):
+        for part in (slice(begin, begin + 16, 2), slice(begin + 1, begin + 16, 2)):
+            (nn.functional.cross_entropy(model(rows[part]), labels[part]) / 2).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, parameter in model.named_parameters():
+        assert first["weights"][name] == pytest.approx(parameter.detach().flatten().tolist(), rel=1e-4, abs=1e-6)
+
+
+class Dropping(Net):
+    """Leaves a layer out in most passes, at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other, self.passes = nn.Linear(4, 4), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found, self.passes = super().forward(x), self.passes + 1
+        return self.other(found) if self.passes % 3 == 1 or isinstance(x, FakeTensor) else found
+
+
+def dropping(ranks: Ranks, pinned: dict[str, Any]) -> str:
+    try:
+        return str(autofit.tune(Dropping(), data(), optimizer=sgd, pinned=pinned, **GIVEN).plan)
+    except autofit.UserCodeError as error:
+        return str(error)
+
+
+def test_a_model_that_drops_layers_at_random_is_told_what_to_pin() -> None:
+    first, second = launched(dropping, {"layout": "replicated"})
+    assert first == second
+    assert "left trained parameters without a gradient" in first
+    assert "pin find_unused_parameters=True" in first
+    first, second = launched(dropping, {"layout": "replicated", "find_unused_parameters": True})
+    assert first == second
+    assert "find_unused_parameters=True" in first
+    assert "left trained" not in first
 
 
 class Slow(Net):

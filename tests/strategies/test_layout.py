@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from autofit.core.errors import SpaceError
+from autofit.core.errors import SpaceError, Untraceable
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.strategies import layout as layouts
@@ -77,6 +77,49 @@ def test_weights_are_not_gathered_in_bf16_where_a_model_does_not_allow_it(
     given = replace(facts(make(), layout="full", capabilities=EVERY_CAPABILITY), **changes)
     assert offered(given) == {"layout": ("full",), "reshard_after_forward": (True, False)}
     assert reason in reasons(given)["gather_precision=bf16"]
+
+
+class Spare(nn.Module):
+    """Uses one of two layers, and also the other one if the input is long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.used(x)
+        return self.spare(found) if len(x) > 4 else found
+
+
+def ran(model: nn.Module, samples: int) -> Callable[[Any], None]:
+    def rehearse(watch: Any) -> None:
+        with watch(model):
+            model(torch.randn(samples, 4)).sum().backward()
+
+    return rehearse
+
+
+def test_ranks_look_for_parameters_without_a_gradient_if_there_are_some() -> None:
+    given = facts(Spare())
+    for samples, looks in ((8, False), (2, True)):
+        for changes in ({}, {"layout": "optimizer"}, {"pinned": {"layout": "full"}}):
+            found = offered(replace(given, rehearse=ran(given.model, samples), **changes))
+            assert found.get("find_unused_parameters") == ((True,) if looks else None)
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in given.model.parameters())
+    for layout in ("full", "hybrid"):
+        sharded = replace(given, rehearse=ran(given.model, 2), layout=layout, ranks=4)
+        assert "find_unused_parameters" not in offered(sharded)
+
+
+def test_a_step_that_depends_on_its_data_may_leave_some_out_and_the_user_may_know_better() -> None:
+    def cannot(watch: Any) -> None:
+        raise Untraceable("it asks for a value", "in forward")
+
+    given = replace(facts(Spare()), rehearse=cannot)
+    assert offered(given)["find_unused_parameters"] == (True,)
+    assert offered(replace(given, pinned={"find_unused_parameters": False}))["find_unused_parameters"] == (False,)
+    given = replace(given, rehearse=ran(given.model, 8), pinned={"find_unused_parameters": True})
+    assert offered(given)["find_unused_parameters"] == (True,)
 
 
 class Scaled(nn.Module):
@@ -180,6 +223,7 @@ def test_other_models_are_refused() -> None:
             "several micro batches, and the plan has one",
         ),
         ({"layout": "full", "sync_each_batch": 0, "accumulation_steps": 2}, "expected False or True"),
+        ({"layout": "replicated", "find_unused_parameters": 1}, "expected False or True"),
         ({"layout": "full", "memory_format": "channels_last"}, "contiguous parameters"),
         ({"layout": "full", "activation_offload": True}, "gathered for one block"),
         ({"layout": "full", "linear_cross_entropy": "chunked"}, "weights of the head"),

@@ -14,6 +14,12 @@ from autofit.failures.evidence import collect, scrub
 
 LOST = re.compile(r"gloo|NCCL|Connection (?:closed|reset|refused)|[Tt]imed out (?:waiting|after)|process ?group", re.I)
 """What an error says of which the cause is another rank."""
+UNFINISHED = "Expected to have finished reduction"
+"""What `DistributedDataParallel` says in the step after one that left some parameters without a gradient."""
+LEFT_OUT = (
+    "the step before left trained parameters without a gradient, which the other ranks waited for: pin "
+    "find_unused_parameters=True, so that ranks look for them"
+)
 FAILED = "failed"
 """How what a rank says of the steps of a long proof begins if one of them has failed."""
 LEAST_PACES, STRAGGLES = 4, 1.5
@@ -79,7 +85,8 @@ def worst_of(outcomes: Sequence[Outcome | None]) -> Outcome | None:
         return not each[1].status.does_not_fit, LOST.search(each[1].reason) is not None
 
     rank, found = min(failed, key=order)
-    return found.model_copy(update={"reason": f"rank {rank}: {found.reason}"})
+    reason = LEFT_OUT if UNFINISHED in found.reason else found.reason
+    return found.model_copy(update={"reason": f"rank {rank}: {reason}"})
 
 
 def failure_of(error: BaseException, device: Device) -> Outcome:

@@ -161,6 +161,7 @@ WITH_PLAN: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = 
 PROMISED: Mapping[str, Mapping[str, KnobValue]] = {
     "replicated": {"layout": "replicated"},
     "replicated, views": {"layout": "replicated", "gradient_as_bucket_view": True},
+    "replicated, looking": {"layout": "replicated", "find_unused_parameters": True},
     "optimizer": {"layout": "optimizer"},
     "full": {"layout": "full"},
     "full, kept": {"layout": "full", "reshard_after_forward": False},

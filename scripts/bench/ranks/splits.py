@@ -48,6 +48,7 @@ TEXT = "CUDA out of memory. Tried to allocate 2.00 GiB (simulated)."
 LAYOUTS: dict[str, dict[str, Any]] = {
     "replicated": {"layout": "replicated"},
     "views": {"layout": "replicated", "gradient_as_bucket_view": True},
+    "looking": {"layout": "replicated", "find_unused_parameters": True},
     "optimizer": {"layout": "optimizer"},
     "full": {"layout": "full"},
     "full, kept": {"layout": "full", "reshard_after_forward": False},
@@ -125,10 +126,11 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Blocks, a buffer that each pass changes, and one that none does."""
+    """Blocks, a buffer that each pass changes, and one that none does; and a layer that none uses, if `spare`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, spare: bool = False) -> None:
         super().__init__()
+        self.spare = nn.Linear(WIDTH, CLASSES) if spare else None
         self.blocks = nn.ModuleList(Block(number, [self]) for number in range(BLOCKS))
         self.head = nn.Linear(WIDTH, CLASSES)
         self.register_buffer("seen", torch.zeros(1))
@@ -165,7 +167,7 @@ def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
 def made(ranks: Ranks, plan: dict[str, Any]) -> tuple[TrainStep, Net]:
     """Returns a step that splits, as `Fit.prepare` makes it without its check, and its model."""
     torch.manual_seed(0)
-    model = Net()
+    model = Net(spare=plan.get("find_unused_parameters", False))
     rows = TensorDataset(torch.randn(64, WIDTH), torch.randint(CLASSES, (64,)))
     sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)  # noqa: E731  # as users write it
     workload = Workload(model, DataLoader(rows, 8), step_fn=cross_entropy, optimizer=sgd)

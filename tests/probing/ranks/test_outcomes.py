@@ -6,7 +6,7 @@ import pytest
 
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
-from autofit.probing.ranks.outcomes import joined_outcome, straggler
+from autofit.probing.ranks.outcomes import LEFT_OUT, joined_outcome, straggler
 
 MIB = 2**20
 GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
@@ -56,6 +56,12 @@ def test_a_rank_above_the_budget_is_named() -> None:
         (failed(Status.USER_ERROR), failed(Status.OUT_OF_MEMORY), Status.OUT_OF_MEMORY, "rank 1: injected"),
         (measured(), failed(Status.USER_ERROR), Status.USER_ERROR, "rank 1: injected"),
         (failed(Status.USER_ERROR), None, Status.USER_ERROR, "rank 0: injected"),
+        (
+            failed(Status.USER_ERROR, "RuntimeError: Expected to have finished reduction in the prior iteration ..."),
+            None,
+            Status.USER_ERROR,
+            f"rank 0: {LEFT_OUT}",
+        ),
     ],
 )
 @pytest.mark.fault("F41")
