@@ -218,7 +218,7 @@ def test_only_what_takes_much_of_the_peak_is_said_and_the_rest_counted(monkeypat
     assert in_tune.sentence(found[0].model_copy(update={"peak_bytes": 1000, "findings": (minor,)}), "y") == ""
 
 
-@pytest.mark.parametrize("mended", [False, True])
+@pytest.mark.parametrize("mended", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_command_ends_with_the_line(mended: bool, tmp_path: Path) -> None:
     arguments = ["--strategies", "batching", "--device", "cpu", "--memory", "1GiB", "--arg", f"mended={mended}"]
     words = command("tune", f"{TARGETS}:make_keeping", *arguments)

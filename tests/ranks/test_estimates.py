@@ -72,7 +72,7 @@ def test_layouts_are_compared_and_a_larger_share_leaves_more_room() -> None:
         ("replicated", "gradient_as_bucket_view=True"),
         ("optimizer", "gradient_as_bucket_view=True"),
         ("full", "reshard_after_forward=False"),
-        ("full", "gather_precision=bf16"),
+        pytest.param("full", "gather_precision=bf16", marks=pytest.mark.slow),
     ],
 )
 def test_every_plan_has_the_layout_that_was_asked_for(layout: str, beside: str) -> None:
@@ -116,6 +116,7 @@ def test_an_estimate_changes_nothing_and_leaves_no_group() -> None:
     assert not distributed.is_initialized()
 
 
+@pytest.mark.slow
 def test_a_model_that_declares_a_plan_is_estimated_with_its_layers_divided() -> None:
     batches = [(torch.randint(WORDS, (BATCH, 3)), torch.randint(WORDS, (BATCH,))) for _ in range(2)]
     tensor = estimate(4, "tensor", model=Planned(), loader=batches)
