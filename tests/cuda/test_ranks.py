@@ -38,6 +38,10 @@ PLANS: list[dict[str, Any]] = [
     {"layout": "full", "gather_precision": "bf16", "reshard_after_forward": False, "precision": "bf16"},
 ]
 LAYOUTS = {**PROMISED, "full, apart": APART["full, apart"], "full, in bf16": GATHERED["full, in bf16"]}
+ARCHITECTURES = [each for each in MODELS if each != "mlp"]
+"""That one is above, with larger layers. With 2 MB of weights, the traces of `replicated` are 2 % (0.7 MB) too low: buckets
+are served from blocks that the allocator does not split for a remainder below 1 MiB, and the reducer makes its buckets
+anew in the second step."""
 
 
 class Block(nn.Module):
@@ -94,7 +98,7 @@ def test_a_trace_is_close_to_the_allocator(values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("model", "name"),
-    [(model, name) for model in MODELS for name in LAYOUTS if name not in GATHERED or model not in NORMALISED],
+    [(model, name) for model in ARCHITECTURES for name in LAYOUTS if name not in GATHERED or model not in NORMALISED],
 )
 def test_so_it_is_for_each_architecture(model: str, name: str) -> None:
     made, _ = opened(model)
