@@ -39,9 +39,9 @@ PLANS: list[dict[str, Any]] = [
 ]
 LAYOUTS = {**PROMISED, "full, apart": APART["full, apart"], "full, in bf16": GATHERED["full, in bf16"]}
 ARCHITECTURES = [each for each in MODELS if each != "mlp"]
-"""That one is above, with larger layers. With 2 MB of weights, the traces of `replicated` are 2 % (0.7 MB) too low: buckets
-are served from blocks that the allocator does not split for a remainder below 1 MiB, and the reducer makes its buckets
-anew in the second step."""
+"""That one is above, with larger layers. With 2 MB of weights, its traces of `replicated` are 2 % (0.7 MB) too low:
+buckets get blocks that the allocator does not split for a remainder below 1 MiB, and the reducer makes new ones in the
+second step."""
 
 
 class Block(nn.Module):
