@@ -29,6 +29,7 @@ from autofit.exporters.plan_facts import (
     max_grad_norm,
     replicated_arguments,
     shards,
+    unused_line,
     zero_line,
 )
 
@@ -135,6 +136,7 @@ class Accelerate(Exporter):
                 "device_placement=[True, False, True])"
             )
         elif grid:
+            lines |= unused_line(answer, "model", "after accelerator.prepare")
             lines[LAYOUT] = blocks_line("fsdp_transformer_layer_cls_to_wrap")
             if gathers_in_bf16(answer):  # beside autocast it would average gradients in 16 bits too
                 plugin = f"FullyShardedDataParallelPlugin(mixed_precision_policy={gather_policy(answer)})"

@@ -76,8 +76,9 @@ class Axolotl(Exporter):
             **adamw_fields(answer, "optimizer"),
             **checkpointing_fields(answer, _NONE, _EVERY),
         }
-        if looks := found.pop(UNUSED, None):
-            found[UNUSED] = looks if looks_for_unused(answer) else {}  # last: it replaces the key of the layout
+        looks = found.pop(UNUSED, None)
+        if looks and looks_for_unused(answer):
+            found[UNUSED] = looks  # last: it replaces the key of the layout
         if answer.plan.values.get(LAYOUT) == FULL:
             how = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": gathers_again(answer)}
             found[LAYOUT] = {"fsdp_version": 2, "fsdp_config": how, **averaged_each_time(answer)}

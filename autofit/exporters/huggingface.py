@@ -128,8 +128,9 @@ class HuggingFace(Exporter):
             found[COMPILE] = {**compiled, "tf32": False}  # else the Trainer switches it on beside compilation
         if found.get(GROUPED) and version < STRATEGY_SINCE:
             found[GROUPED] = {"group_by_length": True}
-        if looks := found.pop(UNUSED, None):
-            found[UNUSED] = looks if looks_for_unused(answer) else {}  # last: it replaces the field of the layout
+        looks = found.pop(UNUSED, None)
+        if looks and looks_for_unused(answer):
+            found[UNUSED] = looks  # last: it replaces the field of the layout
         if _is_sharded(answer, version):
             found |= {LAYOUT: _sharded(answer, version), RESHARD: {}}
             found |= {} if divides_each_time(answer) else {SYNC: {}}

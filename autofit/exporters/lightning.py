@@ -27,6 +27,7 @@ from autofit.exporters.plan_facts import (
     loader_comment,
     replicated_arguments,
     shards,
+    unused_line,
     worker_arguments,
     zero_line,
 )
@@ -106,6 +107,7 @@ def _sharding_lines(answer: Answer) -> dict[str, str]:
         made = f"mesh = init_device_mesh(self.device_mesh.device_type, {grid}, mesh_dim_names={names}), then "
     inside = outside = ""
     lines = {RESHARD: f"reshard_after_forward={again} {where}"}
+    lines |= unused_line(answer, "self.model", "after fully_shard(self.model, ...)")
     if gathers_in_bf16(answer):
         inside, outside = (f", mp_policy={gather_policy(answer, block=each)}" for each in (True, False))
         lines[GATHER] = f"mp_policy=MixedPrecisionPolicy(...), as for the layout, {where}"

@@ -44,7 +44,7 @@ def changes_of(answer: Answer) -> dict[str, KnobValue]:
     """Returns the values that the plan changes. A layout is always one, and what it needs, since the model has none."""
     values = answer.plan.values
     divided = {LAYOUT: values[LAYOUT]} if LAYOUT in values else {}
-    divided |= {UNUSED: True} if looks_for_unused(answer) else {}
+    divided |= {UNUSED: True} if values.get(UNUSED) is True and values.get(LAYOUT) != TENSOR else {}
     return {**answer.plan.changes_from(answer.baseline.plan), **divided}
 
 
@@ -52,6 +52,13 @@ def looks_for_unused(answer: Answer) -> bool:
     """Returns whether ranks that replicate the model look for parameters without a gradient in each pass."""
     values = answer.plan.values
     return values.get(UNUSED) is True and values.get(LAYOUT) not in (FULL, HYBRID, TENSOR)
+
+
+def unused_line(answer: Answer, model: str, place: str) -> dict[str, str]:
+    """Returns what lets ranks of a sharded model leave out different parameters, by knob; {} without shards."""
+    if answer.plan.values.get(UNUSED) is not True or not shards(answer):
+        return {}
+    return {UNUSED: f"{model}.set_reduce_scatter_unused_params(True) {place}, with torch 2.13"}
 
 
 def replicated_arguments(answer: Answer) -> dict[str, bool]:

@@ -23,13 +23,16 @@ from autofit.strategies.blocks import has_compiled_part
 from autofit.strategies.precision import format_of, lack_of
 from autofit.strategies.shards import (
     Blocks,
+    any_used,
     begin_anew,
     in_bf16,
     in_blocks,
     is_without_data,
     kept_apart,
+    noted,
     sharded,
     sharding,
+    takes_unused,
 )
 from autofit.strategies.tensor_parallel import divide_layers, lack_of_layers, tensors_of_ranks
 from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step
@@ -49,6 +52,10 @@ SHARDED = (FULL, HYBRID)
 """The layouts that gather the parameters of a block when it runs."""
 FP32, BF16 = "fp32", "bf16"
 """Formats in which weights are gathered."""
+_TOO_OLD = (
+    "a pass leaves parameters without a gradient, or may, and ranks that divide them can leave out different ones from "
+    f"torch 2.13 on. If all leave out the same ones, pin {UNUSED}=False"
+)
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 """Size at which `DistributedDataParallel` closes its first bucket of gradients, and any other one, by default."""
 
@@ -91,13 +98,16 @@ class RankLayout(Strategy):
         known = tuple(each for each in LAYOUTS if each != HYBRID or rows_of(facts.ranks) > 1)
         asked = known if facts.layout is None else (facts.layout,)
         missing = {value: why for value in asked if (why := _lack(value, facts.model, facts.optimizer, facts.ranks))}
+        looking = _looking(facts) if facts.layout != TENSOR else ()
+        if looking and looking[0].default is True and not takes_unused():
+            missing |= {value: _TOO_OLD for value in asked if value in SHARDED and value not in missing}
         refused = tuple(Refusal(name=f"{KNOB}={value}", reason=why) for value, why in missing.items())
         values = tuple(value for value in asked if value not in missing)
         if not values:
             return Offer(refused=refused)
         knob = Knob(name=KNOB, values=values, default=values[0], about="what of the model each rank has")
-        beside, looks = _beside(facts), any(value in BUCKETED for value in values)
-        return Offer((knob, *(_looking(facts) if looks else ()), *beside.knobs), (*refused, *beside.refused))
+        beside = _beside(facts)
+        return Offer((knob, *looking, *beside.knobs), (*refused, *beside.refused))
 
     def conflict(self, plan: Plan) -> str | None:
         """Returns why other values of a plan do not go together with its layout, or None."""
@@ -168,6 +178,7 @@ class RankLayout(Strategy):
             formats = in_bf16(autocast=draft.autocast is not nullcontext) if self.rounds(plan) else (None, None)
             divide = in_blocks(mesh, reshard=plan.values.get(RESHARD, True) is True, formats=formats)
             with sharded(model, optimizer, ranks, divide), Undo() as undo:
+                undo.enter_context(any_used(draft, ranks, look=plan.values.get(UNUSED) is True))
                 if plan.values.get(SYNC, True) is False:
                     undo.set(draft, "accumulating", partial(kept_apart, model, in_rows=layout == HYBRID))
                 else:
@@ -190,7 +201,7 @@ class RankLayout(Strategy):
 def _looking(facts: Facts) -> tuple[Knob, ...]:
     """Returns the knob by which ranks look for parameters without a gradient in each pass, if they have to.
 
-    Otherwise the reducer waits for all gradients, and the next step fails.
+    Otherwise the reducer of replicas waits for all gradients, and the next step fails.
     """
     value = facts.pinned.get(UNUSED)
     if value is None:
@@ -209,7 +220,7 @@ def _leaves_some_out(facts: Facts) -> bool:
         found.update(trained)
         with Undo() as undo:
             for name, parameter in trained.items():
-                hook: Any = partial(_noted, gotten, name)
+                hook: Any = partial(noted, gotten, name)
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 undo.callback(handle.remove)
             yield
@@ -220,10 +231,6 @@ def _leaves_some_out(facts: Facts) -> bool:
     except Untraceable:
         return True
     return found != gotten
-
-
-def _noted(gotten: set[str], name: str, parameter: nn.Parameter) -> None:
-    gotten.add(name)
 
 
 def _beside(facts: Facts) -> Offer:

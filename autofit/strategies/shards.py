@@ -28,7 +28,7 @@ from autofit.torch_internals import (
     pytree,
     schema_of,
 )
-from autofit.workloads.step import Ranks
+from autofit.workloads.step import Draft, Ranks
 
 if TYPE_CHECKING:  # a torch may be built without
     from torch.distributed.device_mesh import DeviceMesh
@@ -166,6 +166,74 @@ def kept_apart(model: Any, *, in_rows: bool) -> Iterator[None]:
         exchange(True)
 
 
+def takes_unused() -> bool:
+    """Returns whether ranks may leave out different parameters of a sharded model: from torch 2.13 on."""
+    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415
+
+    return hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+
+
+@contextmanager
+def any_used(draft: Draft, ranks: Ranks, *, look: bool) -> Iterator[None]:
+    """Lets each rank leave out other parameters of a sharded model in a pass than the rest: their gradients are zeros.
+
+    Otherwise ranks would exchange gradients of different sizes. With `look`, a parameter that no rank has used in a
+    step has no gradient when it is updated, as in one process: zeros would move it by momentum and weight decay.
+    """
+    model: Any = draft.model
+    with Undo() as undo:
+        if takes_unused():
+            model.set_reduce_scatter_unused_params(True)
+            if look and draft.optimizer is not None:
+                uses = _Uses(draft, ranks, undo)
+                for name, module in model.named_modules():
+                    if hasattr(module, "set_reduce_scatter_unused_params"):
+                        undo.callback(module.register_forward_pre_hook(partial(uses.watch, name)).remove)
+                undo.callback(draft.optimizer.register_step_pre_hook(uses.leave_out).remove)
+        yield
+
+
+@dataclass(slots=True)
+class _Uses:
+    """The parameters of a sharded model that have got a gradient since the last update that was not skipped."""
+
+    draft: Draft
+    ranks: Ranks
+    undo: Undo
+    names: set[str] = field(default_factory=set)
+    _watched: set[str] = field(default_factory=set)
+
+    def watch(self, prefix: str, module: nn.Module, _: Any) -> None:
+        """Watches the whole parameters of a module, which are gathered now. Later passes only give them content."""
+        if prefix in self._watched:
+            return
+        self._watched.add(prefix)
+        for name, whole in module.named_parameters(prefix):
+            if whole.requires_grad and not is_traceable_wrapper_subclass(whole):
+                hook: Any = partial(noted, self.names, name)
+                handle = whole.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                self.undo.callback(handle.remove)
+
+    def leave_out(self, *_: Any) -> None:
+        """Removes the gradients that are zeros because no rank has used the parameter."""
+        named = self.draft.model.named_parameters()
+        shards = {name: parameter for name, parameter in named if parameter.requires_grad}
+        somewhere = [name in self.names for name in shards]
+        self.names.clear()
+        found = torch.tensor(somewhere, dtype=torch.int32, device=self.draft.device)
+        if not isinstance(found, FakeTensor):
+            distributed.all_reduce(found, distributed.ReduceOp.MAX, group=self.ranks.group)
+            somewhere = found.tolist()
+        for shard, is_used in zip(shards.values(), somewhere, strict=True):
+            if not is_used:
+                shard.grad = None
+
+
+def noted(used: set[str], name: str, parameter: torch.Tensor) -> None:
+    """Notes the name of a parameter that gets a gradient."""
+    used.add(name)
+
+
 @dataclass(slots=True)
 class Blocks:
     """The `Exchange` of a sharded model: each pass gathers the weights of blocks, and averages and divides gradients.
@@ -267,8 +335,8 @@ def _zeros(tensor: torch.Tensor) -> "partial[torch.Tensor]":
 class _Gather:
     """Gathers the weights of a block as `fully_shard` does by default, and notes the block."""
 
-    def __init__(self, block: Any, noted: list[Any]) -> None:
-        self._block, self._noted = block, noted
+    def __init__(self, block: Any, found: list[Any]) -> None:
+        self._block, self._found = block, found
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Returns memory for the whole weights."""
@@ -278,7 +346,7 @@ class _Gather:
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> Any:
         """Gathers."""
-        self._noted.append(self._block)
+        self._found.append(self._block)
         return torch_distributed.all_gather_single(output_tensor, input_tensor, group, async_op)
 
 

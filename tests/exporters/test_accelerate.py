@@ -254,6 +254,18 @@ def test_replicas_are_processes_of_one_launch(tmp_path: Path) -> None:
     assert by_name("accelerate").export(answer(plan, PLAN)).unmapped == ("layout",)  # on the CPU
 
 
+def test_shards_of_which_ranks_use_different_ones_need_a_line() -> None:
+    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415
+
+    found = by_name("accelerate").export(
+        on_cuda(answer(PLAN.replace(layout="full", find_unused_parameters=True), PLAN))
+    )
+    line = found.by_hand["find_unused_parameters"]
+    assert line.startswith("model.set_reduce_scatter_unused_params(True) after accelerator.prepare")
+    assert hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+    assert "find_unused_parameters" not in (*found.unmapped, *found.settings)
+
+
 def test_an_optimizer_in_parts_is_prepared_as_the_line_says(tmp_path: Path) -> None:
     plan = PLAN.replace(layout="optimizer")
     line = by_name("accelerate").export(on_cuda(answer(plan, PLAN))).by_hand["layout"]

@@ -273,3 +273,9 @@ def test_chosen_workers_are_named_with_the_batch_and_in_a_comment() -> None:
     result = by_name("lightning").export(found)
     assert "for batch_size=4, num_workers=2, prefetch_factor=2" in result.by_hand["micro_batch_size"]
     assert "# The loader was measured with DataLoader(..., num_workers=2, prefetch_factor=2)." in result.text
+
+
+def test_shards_of_which_ranks_use_different_ones_need_a_line() -> None:
+    found = export({"layout": "full", "find_unused_parameters": True})
+    assert found.by_hand["find_unused_parameters"].startswith("self.model.set_reduce_scatter_unused_params(True) after")
+    assert found.unmapped == ()

@@ -102,13 +102,24 @@ def ran(model: nn.Module, samples: int) -> Callable[[Any], None]:
 def test_ranks_look_for_parameters_without_a_gradient_if_there_are_some() -> None:
     given = facts(Spare())
     for samples, looks in ((8, False), (2, True)):
-        for changes in ({}, {"layout": "optimizer"}, {"pinned": {"layout": "full"}}):
-            found = offered(replace(given, rehearse=ran(given.model, samples), **changes))
+        ways: list[dict[str, Any]] = [{}, {"layout": "optimizer"}, {"pinned": {"layout": "full"}}]
+        for changes in ways:
+            asked: dict[str, Any] = {"rehearse": ran(given.model, samples), **changes}
+            found = offered(replace(given, **asked))
             assert found.get("find_unused_parameters") == ((True,) if looks else None)
     assert not any(parameter._post_accumulate_grad_hooks for parameter in given.model.parameters())
-    for layout in ("full", "hybrid"):
-        sharded = replace(given, rehearse=ran(given.model, 2), layout=layout, ranks=4)
-        assert "find_unused_parameters" not in offered(sharded)
+    assert "find_unused_parameters" not in offered(replace(given, rehearse=ran(given.model, 2), layout="tensor"))
+
+
+def test_shards_with_other_parameters_left_out_on_each_rank_need_a_newer_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = facts(Spare())
+    needy = replace(given, rehearse=ran(given.model, 2))
+    assert "full" in offered(needy)["layout"]
+    monkeypatch.setattr(layouts, "takes_unused", lambda: False)
+    assert offered(needy)["layout"] == ("replicated", "optimizer")
+    assert "from torch 2.13 on" in reasons(needy)["layout=full"]
+    assert "full" in offered(replace(needy, pinned={"find_unused_parameters": False}))["layout"]
+    assert "full" in offered(replace(given, rehearse=ran(given.model, 8)))["layout"]
 
 
 def test_a_step_that_depends_on_its_data_may_leave_some_out_and_the_user_may_know_better() -> None:

@@ -164,6 +164,7 @@ PROMISED: Mapping[str, Mapping[str, KnobValue]] = {
     "replicated, looking": {"layout": "replicated", "find_unused_parameters": True},
     "optimizer": {"layout": "optimizer"},
     "full": {"layout": "full"},
+    "full, looking": {"layout": "full", "find_unused_parameters": True},
     "full, kept": {"layout": "full", "reshard_after_forward": False},
 }
 IN_ROWS: Mapping[str, Mapping[str, KnobValue]] = {

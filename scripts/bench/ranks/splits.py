@@ -51,6 +51,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "looking": {"layout": "replicated", "find_unused_parameters": True},
     "optimizer": {"layout": "optimizer"},
     "full": {"layout": "full"},
+    "full, looking": {"layout": "full", "find_unused_parameters": True},
     "full, kept": {"layout": "full", "reshard_after_forward": False},
     "full, checkpointed": {"layout": "full", "checkpointed_blocks": 2},
 }
