@@ -31,7 +31,7 @@ from autofit.reports.report import Report
 from autofit.reports.summary import brief, summarize
 from autofit.reports.svg import Plot, plot
 from autofit.search.evidence import SearchResult
-from autofit.splitting import Splitting, Votes, check_step, checked, wanted
+from autofit.splitting import Splitting, check_step, checked, wanted
 from autofit.strategies import members
 from autofit.study import splits
 from autofit.workloads.batches import BatchSource
@@ -42,6 +42,7 @@ from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.sources import loader_changes, source_of
 from autofit.workloads.step import Draft, Ranks, Scheduler, Splits, StepLoader, TrainStep
+from autofit.workloads.votes import Votes, ending_together
 from autofit.workloads.workload import OptimizerRecipe, Terms, Workload, names_of
 
 _SCANNED = 64
@@ -200,13 +201,13 @@ class Fit:
         )
         device, guard = self._device_of(workload), Guard.of(workload)
         ranks = self._ranks(device)
-        if ranks is not None:
-            loader = shared(loader, ranks.number, ranks.count)
+        votes = None if ranks is None else Votes.of(ranks)
+        part = loader if ranks is None else shared(loader, ranks.number, ranks.count)
         with guard.backstop, guard:  # undoes the effects of inspecting samples and computing a first loss
-            source = source_of(loader, scan=_SCANNED)
+            source = source_of(part, scan=_SCANNED)
             loss = loss_of(workload, source, device)
             rebuilt = self._loader(source)
-            splitting = self._splitting(workload, source, loss, guard, device, ranks) if wanted(on_oom) else None
+            splitting = self._splitting(workload, source, loss, guard, device, votes) if wanted(on_oom) else None
             small = None if splitting is None else source.typical(source.small_size, 1)[0]
         weighing, host_bytes = Weighing.of(self.answer.environment.settings), devices.available_host_bytes()
         draft = Draft.of(workload, loss, device, weighing, host_bytes, varies=source.varies)
@@ -219,6 +220,8 @@ class Fit:
             check_step(step, splitting.votes)
             splitting.learn(step, small)
             step.splitting = splitting
+        if part is loader:  # each rank has a part of its own, and one may have more batches than the others
+            rebuilt = ending_together(rebuilt, votes)
         step.loader = StepLoader.of(self.plan, rebuilt, drop_last=bool(getattr(loader, "drop_last", False)))
         if draft.optimizer is not None and loss.update is None:
             # Each step clears gradients after its update; before the first step they may be set.
@@ -232,7 +235,7 @@ class Fit:
         loss: LossRule,
         guard: Guard,
         place: torch.device,
-        ranks: Ranks | None,
+        votes: Votes | None,
     ) -> Splitting:
         """Returns what cuts micro batches that run out of memory, for steps of the plan.
 
@@ -241,7 +244,6 @@ class Fit:
             RanksLost: those of another rank cannot.
         """
         device, files = devices.choose(str(place)), splits.places(self.answer.study, self.plan_file)
-        votes = None if ranks is None else Votes.of(ranks)
         with nullcontext() if votes is None else votes.together():
             weighing, moving = checked(workload, source, loss, device, guard)
         training, settings = uuid4().hex, Weighing.of(self.answer.environment.settings)
@@ -340,6 +342,12 @@ class Fit:
             yield (
                 f"the plan was measured with {tuned}, but this step uses {used}: memory and speed will differ. "
                 f"Pass a {tuned} as optimizer, or tune with {used}."
+            )
+
+        if optimizer is not None and optimizer.state and any(each.begins_anew(self.plan) for each in members()):
+            yield (
+                "the optimizer has state of earlier steps, which begins anew, since this plan divides it among ranks; "
+                "step.close() puts it back as it is now. To continue with it, tune with pinned={'layout': 'replicated'}."
             )
 
     def _clipping(self) -> float | None:

@@ -12,17 +12,17 @@ import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 
-from autofit.core.errors import AutofitError, RanksLost, UsageError, WorkloadError
+from autofit.core.errors import AutofitError, UsageError, WorkloadError
 from autofit.core.outcome import Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.units import format_bytes, format_names
@@ -38,15 +38,15 @@ from autofit.guard.process_state import generators
 from autofit.guard.tensor_state import StorageBytes
 from autofit.prepare import prepare
 from autofit.strategies.base import Facts
-from autofit.torch_internals import time_limit
 from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.batches import BatchSource
 from autofit.workloads.counted_batches import Cuttable
 from autofit.workloads.loss import Compute, LossRule
 from autofit.workloads.micro_batch_weights import Weighing
-from autofit.workloads.step import Draft, Ranks, Splits, TrainStep
+from autofit.workloads.step import Draft, Splits, TrainStep
 from autofit.workloads.tree import Batch, map_tensors, tensors
 from autofit.workloads.useful_targets import weights_of
+from autofit.workloads.votes import Votes
 from autofit.workloads.workload import Workload
 
 AT_ONCE = 2
@@ -78,75 +78,6 @@ class Moving:
     tensors: tuple[torch.Tensor, ...] = ()
     pieces: tuple[Piece, ...] = ()
     drawn: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Votes:
-    """Votes of all ranks of a training on the host, so that nobody waits for a device.
-
-    Attributes:
-        group: their process group for tensors on the host.
-        number: the number of this rank.
-        count: the number of ranks.
-    """
-
-    group: Any
-    number: int
-    count: int
-
-    @classmethod
-    def of(cls, ranks: Ranks) -> Self:
-        """Returns the votes of ranks. All of them must make them. A vote ends with an error when a step would."""
-        limit = time_limit(ranks.group, ranks.mesh.device_type)
-        return cls(distributed.new_group(backend="gloo", timeout=limit), ranks.number, ranks.count)
-
-    def most(self, *mine: int) -> list[int]:
-        """Returns the largest of each number that the ranks give.
-
-        Raises:
-            RanksLost: a rank has ended, or does not vote within the limit.
-        """
-        found = torch.tensor(mine, device="cpu")
-        below = [rank for rank in (2 * self.number + 1, 2 * self.number + 2) if rank < self.count]
-        try:  # up and down a tree, which takes a third of the time of `all_reduce`
-            for rank in below:
-                theirs = torch.empty_like(found)
-                self.group.recv([theirs], rank, 0).wait()
-                torch.maximum(found, theirs, out=found)
-            if self.number > 0:
-                self.group.send([found], (self.number - 1) // 2, 0).wait()
-                self.group.recv([found], (self.number - 1) // 2, 0).wait()
-            for rank in below:
-                self.group.send([found], rank, 0).wait()
-        except RuntimeError as error:
-            line = str(error).strip().partition("\n")[0]
-            raise RanksLost(
-                f"found no vote of another rank ({line}); expected one of each of {self.count} ranks after the passes "
-                "of a step. See what the others printed, and start again from a checkpoint."
-            ) from None
-        return [int(each) for each in found.tolist()]
-
-    def failed(self, rank: int) -> RanksLost:
-        """Returns the error of a rank that has not failed itself."""
-        return RanksLost(
-            f"found an error on rank {rank}, which ends the step on all {self.count} ranks; expected none. See what "
-            "that rank printed."
-        )
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Ends with an error on all ranks if it does on one.
-
-        Raises:
-            RanksLost: another rank has failed.
-        """
-        try:
-            yield
-        except BaseException:
-            self.most(self.number + 1)
-            raise
-        if rank := self.most(0)[0]:
-            raise self.failed(rank - 1)
 
 
 def wanted(on_oom: str) -> bool:

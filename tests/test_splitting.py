@@ -18,7 +18,7 @@ from autofit.core.errors import UsageError
 from autofit.core.plan import Plan
 from autofit.guard import Guard
 from autofit.prepare import prepare
-from autofit.splitting import Splitting, Votes, check_step, checked, wanted
+from autofit.splitting import Splitting, check_step, checked, wanted
 from autofit.strategies import members
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.first_loss import loss_of
@@ -26,6 +26,7 @@ from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, Splits, StepBatch, TrainStep
 from autofit.workloads.tree import Batch
+from autofit.workloads.votes import Votes
 from autofit.workloads.workload import Workload
 from tests.fakes.memory import TEXT, CappedMemory
 from tests.probing import targets

@@ -191,7 +191,7 @@ def _labelled(r: Answer, plan_file: str | None) -> Iterator[tuple[str, str]]:
 def _usage(r: Answer, width: int, plan_file: str | None) -> list[str]:
     """Returns the code that applies the plan, and the one for evaluation."""
     load, text, code = [] if plan_file is None else [f'fit = autofit.load("{plan_file}")'], list[str](), list[str]()
-    if r.plan == r.baseline.plan:
+    if r.plan == r.baseline.plan and r.environment.ranks == 1:  # several ranks still have to be divided
         text = wrapped("Nothing to apply: train as you do now.", width, _INDENT, _INDENT)
     else:
         code = applying_lines(r, from_file=plan_file is not None)

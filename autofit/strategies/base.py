@@ -283,6 +283,10 @@ class Strategy(ABC):
         """
         return False
 
+    def begins_anew(self, plan: Plan) -> bool:
+        """Returns whether the optimizer's state begins anew under `plan`, and is put back as it was at the end."""
+        return False
+
     def needs_rows(self, plan: Plan) -> bool:
         """Returns whether the ranks of a plan also have to be in rows, see `Ranks.in_rows`."""
         return False

@@ -142,6 +142,10 @@ class RankLayout(Strategy):
                 loads[loads.index(min(loads))] += size
         return loads.index(max(loads))
 
+    def begins_anew(self, plan: Plan) -> bool:
+        """Returns whether the optimizer's state is divided."""
+        return plan.values.get(KNOB) not in (None, REPLICATED)
+
     def needs_rows(self, plan: Plan) -> bool:
         """Returns whether a row of ranks divides the model, and rows replicate it."""
         return plan.values.get(KNOB) == HYBRID
@@ -286,13 +290,22 @@ def _lack(layout: str, model: nn.Module, optimizer: Optimizer, count: int) -> st
     if layout == TENSOR and int(os.environ.get(PER_MACHINE, count)) < count:
         return "the ranks are on several machines, and each layer would wait for the links between them"
     if layout in (*SHARDED, TENSOR):
-        return (lack_of_layers(model, count) if layout == TENSOR else None) or _lack_of_shards(model, optimizer)
+        lack = lack_of_layers(model, count) if layout == TENSOR else None
+        return lack or _sparse(model) or _lack_of_shards(model, optimizer)
     if layout != OPTIMIZER:
         return None
     if isinstance(optimizer, OptimizerSet) or has_own_step(optimizer):
         return f"{type(optimizer).__name__} is not an optimizer of torch.optim, which could be made for a part"
     if len({parameter.dtype for _, parameter in grouped_parameters(optimizer)}) > 1:
         return "ZeroRedundancyOptimizer needs parameters of one dtype"
+    return None
+
+
+def _sparse(model: nn.Module) -> str | None:
+    """Returns which gradient is sparse, and what to do; None if none is."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            return f"the gradient of {name or 'the model'} is sparse; make the embedding with sparse=False"
     return None
 
 
@@ -464,5 +477,6 @@ def _partitioned(optimizer: Optimizer, ranks: Ranks) -> Optimizer:
         **{name: value for name, value in optimizer.defaults.items() if name in takes},
     )
     made.state = made.optim.state  # which is otherwise empty until it is saved
+    made.param_groups = optimizer.param_groups  # which a scheduler changes
     found: Optimizer = made
     return found

@@ -71,6 +71,7 @@ def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, divide:
         divide: replaces the parameters. Where it makes several of a tied one, all modules get the first.
     """
     released = ranks.guarded or not ranks.is_fake or is_without_data(model)
+    ranks.make_alike(model)
     with Undo() as undo:
         kept = [_Unsharded.of(module) for module in model.modules()]
         for each in kept:

@@ -19,7 +19,7 @@ import torch
 from torch import distributed, nn
 
 from autofit.strategies.undo import Undo
-from autofit.torch_internals import DropoutNd, is_traceable_wrapper_subclass
+from autofit.torch_internals import DropoutNd
 from autofit.workloads.step import Ranks
 
 if TYPE_CHECKING:  # a torch may be built without
@@ -90,9 +90,6 @@ def divide_layers(model: nn.Module, undo: Undo, *, ranks: Ranks) -> None:
                     undo.callback(parameter.register_hook(_Summed(ranks)).remove)  # type: ignore[no-untyped-call]
             continue
         _divide(module, ranks.mesh, *STYLES[style])
-    whole = (*model.buffers(), *(each for each in model.parameters() if not is_traceable_wrapper_subclass(each)))
-    for tensor in () if ranks.is_fake else whole:
-        distributed.broadcast(tensor.detach(), group=ranks.group, group_src=0)
 
 
 def _divide(module: nn.Module, mesh: "DeviceMesh", kind: type[nn.Module], dimension: int, whole: bool) -> None:

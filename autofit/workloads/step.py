@@ -110,6 +110,14 @@ class Ranks:
         """The number of this rank, from 0."""
         return self.group.rank()
 
+    @torch.no_grad()
+    def make_alike(self, model: nn.Module) -> None:
+        """Gives all ranks the parameters and buffers of rank 0, as `DistributedDataParallel` does. All must call it."""
+        for tensor in (*model.parameters(), *model.buffers()) if not self.is_fake else ():
+            sent = tensor.detach().contiguous()
+            torch.distributed.broadcast(sent, group=self.group, group_src=0)
+            tensor.copy_(sent)
+
     def pooled(self, parts: Parts) -> Parts:
         """Returns the micro batches of all ranks, with their weights in the mean over ranks, on the host.
 

@@ -28,10 +28,11 @@ from autofit.core.plan import Plan
 from autofit.core.statistics import DEVIATIONS_95
 from autofit.core.units import format_duration
 from autofit.prepare import prepare
-from autofit.splitting import Splitting, Votes
+from autofit.splitting import Splitting
 from autofit.strategies import members
 from autofit.workloads.loss import resolve_loss
 from autofit.workloads.step import Draft, Ranks, StepBatch, TrainStep
+from autofit.workloads.votes import Votes
 from scripts.bench import report
 from scripts.bench.overhead import Transformer
 from scripts.bench.ranks.launching import launched

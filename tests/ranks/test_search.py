@@ -4,6 +4,7 @@ import copy
 import os
 import signal
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -386,7 +387,7 @@ def two_kinds() -> tuple[Spare, TensorDataset]:
 def spared(ranks: Ranks, layout: str) -> dict[str, Any]:
     model, rows = two_kinds()
     loader, pinned = DataLoader(rows, 8), dict[str, Any](layout=layout, micro_batch_size=8)
-    fit = autofit.tune(model, loader, optimizer=adamw, pinned=pinned, **GIVEN)
+    fit = autofit.tune(model, loader, optimizer=adamw, pinned=pinned, numerics="exact", **GIVEN)
     with fit.prepare(model, loader) as step:
         for batch in step.loader:
             step(batch)
@@ -410,6 +411,61 @@ def test_parameters_that_some_steps_leave_out_train_as_in_one_process(layout: st
         optimizer.zero_grad()
     for name, parameter in model.named_parameters():
         assert first["weights"][name] == pytest.approx(parameter.detach().flatten().tolist(), rel=1e-4, abs=1e-6)
+
+
+def left_to_itself(ranks: Ranks, layout: str) -> dict[str, Any]:
+    """Tunes ranks that begin with different weights. Trains with a scheduler, and with loaders of different lengths."""
+    torch.manual_seed(ranks.number)
+    model, given = Net(), data(shuffle=False)
+    own = copy.deepcopy(model.state_dict())
+    optimizer = sgd(model.parameters())
+    terms = {"pinned": {"layout": layout, "micro_batch_size": 8}, "numerics": "exact", **GIVEN}
+    fit = autofit.tune(model, given, optimizer=optimizer, **terms)
+    same = all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
+    optimizer.state.update({each: {"momentum_buffer": torch.zeros_like(each)} for each in model.parameters()})
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    torch.manual_seed(0)
+    rows = TensorDataset(*given.dataset.tensors)  # type: ignore[attr-defined]
+    part: Any = torch.utils.data.Subset(rows, range(0, 40 + 9 * ranks.number))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with fit.prepare(model, DataLoader(part, 8, sampler=range(len(part))), optimizer, scheduler=scheduler) as step:
+            steps = sum(1 for batch in step.loader if step(batch) is not None)
+            rates = [group["lr"] for group in (step.optimizer or optimizer).param_groups]
+    return {
+        "plan": str(fit.plan), "same": same, "steps": steps, "rates": rates, "began": own["head.weight"].tolist(),
+        "weights": [each.detach().flatten().tolist() for each in model.parameters()],
+        "said": [str(each.message) for each in said if "shortest" in str(each.message)],
+        "anew": sum("begins anew" in str(each.message) for each in said),
+        "usage": str(fit).partition("How to use it")[2],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["replicated", "optimizer", "full"])
+def test_ranks_with_other_weights_and_other_numbers_of_batches_train_alike(layout: str) -> None:
+    first, second = launched(left_to_itself, layout)
+    assert first["began"] != second["began"]
+    assert first["plan"] == second["plan"]
+    assert f"layout={layout}" in first["plan"]
+    assert first["same"]
+    assert second["same"], "a search puts back the weights of each rank"
+    assert (first["steps"], second["steps"]) == (5, 5)
+    assert (len(first["said"]), len(second["said"])) == (0, 1)
+    assert first["weights"] == second["weights"]
+    assert first["anew"] == (layout != "replicated")
+    assert "fit.prepare(model, loader, optimizer)" in first["usage"], "also where the plan is the baseline"
+    assert first["rates"] == second["rates"] == [pytest.approx(0.1 * 0.5**5)]
+    torch.manual_seed(0)
+    model = Net()  # that of rank 0
+    optimizer, tensors = sgd(model.parameters()), data(shuffle=False).dataset.tensors  # type: ignore[attr-defined]
+    for number in range(5):
+        inputs, labels = (each[8 * number : 8 * number + 8] for each in tensors)
+        nn.functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] *= 0.5
+    for found, expected in zip(first["weights"], model.parameters(), strict=True):
+        assert found == pytest.approx(expected.detach().flatten().tolist(), rel=1e-4, abs=1e-6)
 
 
 class Dropping(Net):

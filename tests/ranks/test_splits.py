@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from autofit.core.errors import RanksLost
-from autofit.splitting import Splitting, Votes
+from autofit.splitting import Splitting
 from autofit.workloads.step import Ranks, Splits, StepBatch
+from autofit.workloads.votes import Votes
 from scripts.bench.ranks.launching import launched
 from scripts.bench.ranks.splits import LAYOUTS, MOST_S, TEXT, WIDTH, Fault, compared, drawn, judged, made
 

@@ -154,16 +154,17 @@ class RankBench(LocalBench):
             plan: the plan, which divides the training. What else it does, each rank does alone too.
             limit_s: seconds after which the ranks no longer wait for each other.
         """
-        alone, failure = None, ""
-        try:
-            drawn = self._source.fresh(plan.micro_batch_size, self.launch.number)  # other samples on each rank
-            parts = [*islice(drawn, plan.accumulation_steps)]
-            alone, allowed = self._gradient(undivided(plan), parts, None)
-        except Exception as error:  # noqa: BLE001  # such as a model that only fits on several devices
-            failure = failure_of(error, self.device).reason
-            self._put_back()
-        said = self.launch.exchanged(f"alone/{number}", failure, limit_s + REPLY_S)
+        alone, failure, parts = None, "", list[Batch]()
         with self._group(plan, limit_s) as ranks:
+            ranks.make_alike(self.workload.model)  # as each layout does
+            try:
+                drawn = self._source.fresh(plan.micro_batch_size, self.launch.number)  # other samples on each rank
+                parts += islice(drawn, plan.accumulation_steps)
+                alone, allowed = self._gradient(undivided(plan), parts, None)
+            except Exception as error:  # noqa: BLE001  # such as a model that only fits on several devices
+                failure = failure_of(error, self.device).reason
+                self._put_back()
+            said = self.launch.exchanged(f"alone/{number}", failure, limit_s + REPLY_S)
             reason = next((f"rank {rank} alone: {each}" for rank, each in enumerate(said) if each), "")
             if reason or alone is None:
                 return GradientDifference(reason=reason)

@@ -28,12 +28,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit import devices
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
-from autofit.splitting import Moving, Splitting, Votes, check_step
+from autofit.splitting import Moving, Splitting, check_step
 from autofit.strategies import members
 from autofit.workloads.first_loss import loss_of
 from autofit.workloads.sources import source_of
 from autofit.workloads.step import Draft, Ranks, StepBatch, TrainStep, storage_bytes
 from autofit.workloads.tree import live_tensors
+from autofit.workloads.votes import Votes
 from autofit.workloads.workload import Workload
 from scripts.bench.ranks.launching import launched
 
