@@ -347,7 +347,7 @@ class Fit:
         if optimizer is not None and optimizer.state and any(each.begins_anew(self.plan) for each in members()):
             yield (
                 "the optimizer has state of earlier steps, which begins anew, since this plan divides it among ranks; "
-                "step.close() puts it back as it is now. To continue with it, tune with pinned={'layout': 'replicated'}."
+                "step.close() puts it back as it is now. Tune with pinned={'layout': 'replicated'} to continue with it."
             )
 
     def _clipping(self) -> float | None:
