@@ -229,6 +229,11 @@ class GradientCheck:
         if not batches:
             return unchecked("the loss weights classes, and the samples that were read are all of one")
         found = accumulation(self.steps, batches)
+        if found.passed and (joined := self.source.joined(batch.samples)):
+            together = accumulation(self.steps, joined)
+            if not together.passed:
+                reason = f"batches that join samples of two of your loader's are not like each alone: {together.reason}"
+                found = together.model_copy(update={"reason": reason})
         if hidden and found.weighing == str(SUM):
             return unchecked(_LIKE_A_SUM.format(hidden))
         size, steps = self.baseline.micro_batch_size, self.baseline.accumulation_steps

@@ -250,14 +250,17 @@ class Final:
 
     def _race(self, left: list[Trial]) -> None:
         """Races the finalists among these plans; continues an earlier race if one of them did not run in it."""
-        pool, race = finalists(left, self._runner.baseline, self._objective), self._scale.race
+        race, baseline = self._scale.race, self._runner.baseline
+        # A baseline without the pinned values cannot win, however fast it is: it keeps nobody from the race.
+        able = [t for t in left if self._tuning.space.unpinned(t.plan) is None]
+        pool = finalists(able, baseline, self._objective)
+        pool += [t for t in left if t.plan == baseline and t not in pool]
         self._finalists.admit(pool)
         if race is None:
             names = tuple(t.plan.key for t in self._finalists.first())
             if len(names) < 2:
                 return
-            baseline = self._runner.baseline.key
-            race = Race(names, baseline if baseline in names else None, self._objective.tie_ratio)
+            race = Race(names, baseline.key if baseline.key in names else None, self._objective.tie_ratio)
             self._scale.race = self._loop.race = race
         elif all(t.plan.key in race.names for t in pool):
             return

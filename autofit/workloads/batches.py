@@ -116,6 +116,10 @@ class BatchSource(ABC):
         """Returns the batches of `typical` in a form that can also be cut. Raises as `typical`."""
         return [Cuttable.of(batch) for batch in self.typical(size, count)]
 
+    def joined(self, size: int) -> list[Cuttable]:
+        """Returns a few batches of samples of two of the user's batches, where larger ones join these; else []."""
+        return []
+
     def choose(self, size: int, count: int) -> None:  # noqa: B027  # most subclasses have nothing to choose
         """Chooses the samples of `typical` in advance, so that timing `typical` measures only making batches."""
 

@@ -21,6 +21,8 @@ from autofit.workloads.streams import undisturbed
 from autofit.workloads.tree import Batch, map_tensors, tensors
 
 _STRUCTURE_SIZES = (2, 5)  # two sizes distinguish the batch dimension from another of the same length
+_JOINED = 4
+"""Number of batches that join two of the user's. Where these are of two kinds at random, one in 16 shows nothing."""
 _READ_BY_LENGTH = 16384  # keys of a pass from which typical batches of similar length are chosen
 _TIMED = 64  # samples read to estimate how long reading all of them takes
 SCAN_S = 10.0
@@ -183,6 +185,15 @@ class SampleBatches(_OfRecipe):
         return (
             super().cuttable(size, count) if self.even else [self._collated(keys) for keys in self._keys(size, count)]
         )
+
+    def joined(self, size: int) -> list[Cuttable]:
+        """Returns halves of batches that follow each other, at a few places of a pass."""
+        users = self.user_batch_size
+        if self._recipe.resizes or self._groups is None or size // 2 > users:
+            return []
+        lists, half = self._groups.full(users, random.Random(self._options.seed)), size // 2
+        places = evenly_spaced(len(lists) - 1, _JOINED) if len(lists) > 1 else []
+        return [self._collated([*lists[at][:half], *lists[at + 1][: size - half]]) for at in places]
 
     def choose(self, size: int, count: int) -> None:
         """Draws the samples of the batches in advance if lengths vary or a custom sampler groups samples."""

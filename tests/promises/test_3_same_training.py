@@ -1,6 +1,8 @@
 """Promise 3: the global batch is kept exactly, and what changes the result is named and left out."""
 
 import copy
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -45,3 +47,49 @@ def test_a_technique_that_changes_the_gradient_is_named_and_left_out(untuned: Tu
     refused = {refusal.name: refusal.reason for refusal in fit.answer.refused}
     assert "changes the gradient of this model" in refused["accumulation"]
     assert "running_mean" in refused["accumulation"]
+
+
+class OneTask:
+    """Batches of samples of one of two tasks, in turn."""
+
+    def __init__(self, tasks: torch.Tensor) -> None:
+        self.tasks = tasks
+
+    def __iter__(self) -> Iterator[list[int]]:
+        kinds = [torch.split(torch.nonzero(self.tasks == kind).flatten(), 8) for kind in (0, 1)]
+        for pair in zip(*kinds, strict=True):
+            yield from (each.tolist() for each in pair)
+
+    def __len__(self) -> int:
+        return len(self.tasks) // 8
+
+
+class TwoHeads(nn.Module):
+    """Has a head for each task, and takes all samples of a batch for those of the first one's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(32, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, task: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.heads[int(task[0])](x)
+        return found
+
+
+def test_batches_whose_samples_belong_together_are_not_joined() -> None:
+    torch.manual_seed(0)
+    tasks = torch.arange(256) % 2
+    data = TensorDataset(torch.randn(256, 32), tasks, torch.randint(4, (256,)))
+    loader = DataLoader(data, batch_sampler=OneTask(tasks))
+    given: dict[str, Any] = {"strategies": ("batching",), "device": "cpu", "study": ":memory:", "progress": False}
+    fit = autofit.tune(
+        TwoHeads(),
+        loader,
+        step_fn=lambda model, batch: F.cross_entropy(model(batch[0], batch[1]), batch[2]),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        global_batch_size=32,
+        **given,
+    )
+    assert (fit.plan.micro_batch_size, fit.plan.accumulation_steps) == (8, 4)
+    refused = {refusal.name: refusal.reason for refusal in fit.answer.refused}
+    assert "changes the gradient of this model" in refused["accumulation"]

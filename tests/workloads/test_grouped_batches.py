@@ -104,6 +104,20 @@ def test_samples_meet_as_the_users_own_sampler_has_them_meet_also_where_all_are_
     assert torch.equal(source.typical(16, 1)[0][1], source.typical(16, 1)[0][1])
 
 
+def test_batches_that_join_the_users_have_halves_of_two_of_them() -> None:
+    labels = torch.arange(200) // 10
+    rows = TensorDataset(torch.zeros(200, 3), labels)
+    joined = source_of(DataLoader(rows, batch_sampler=Classes(classes=1, each=8))).joined(8)
+    assert len(joined) == 4
+    for each in joined:
+        first, second = each.batch[1].split(4)
+        assert each.samples == 8
+        assert len(first.unique()) == len(second.unique()) == 1
+        assert first[0] != second[0]
+        assert torch.equal(each.cut([4, 4])[1].batch[1], second)
+    assert source_of(DataLoader(rows, 8, shuffle=True)).joined(8) == [], "the loader makes batches of any size itself"
+
+
 def test_full_batches_are_all_of_a_pass_that_have_the_size() -> None:
     groups = groups_of(lambda size: [[0, 1, 2], [3, 4], [4, 2, 0]], Data([3, 5, 8, 2, 4]), 5)
     assert groups.full(3, random.Random(0)) == [[0, 1, 2], [4, 2, 0]]
