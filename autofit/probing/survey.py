@@ -91,13 +91,14 @@ class Survey:
         )
         baseline: dict[str, KnobValue] = {MICRO_BATCH_SIZE: facts.micro_batch_size}
         baseline |= {ACCUMULATION_STEPS: facts.accumulation_steps, **{knob.name: knob.default for knob in playing}}
+        objections = [offer.objection for _, offer in self._offered if offer.objection is not None]
         space = SpaceFacts(
             knobs=playing,
             sizes=tuple(sorted({*sizes, facts.micro_batch_size})),
             global_batch_size=facts.global_batch_size,
             baseline=Plan(values=baseline),
             refused=tuple(sorted(self.refused, key=lambda refusal: _ORDER.index(refusal.origin))),
-            forbidden=tuple(conflicts(playing, [strategy.conflict for strategy in self.strategies])),
+            forbidden=tuple(conflicts(playing, [*(each.conflict for each in self.strategies), *objections])),
             pinned=dict(self.pinned),
             batch_limit=next((offer.batch_limit for _, offer in self._offered if offer.batch_limit), ""),
             strategies=tuple(strategy.to_record(offer) for strategy, offer in self._offered),

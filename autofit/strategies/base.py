@@ -147,12 +147,14 @@ class Offer:
         refused: the values that it leaves out.
         batch_limit: see `autofit.core.space.SpaceFacts`.
         parts: see `autofit.core.space.StrategyRecord`.
+        objection: as `Strategy.conflict`, for what depends on the workload too; None if nothing does.
     """
 
     knobs: tuple[Knob, ...] = ()
     refused: tuple[Refusal, ...] = ()
     batch_limit: str = ""
     parts: Mapping[str, int] = field(default_factory=dict)
+    objection: Callable[[Plan], str | None] | None = None
 
 
 class Strategy(ABC):

@@ -35,7 +35,7 @@ from autofit.strategies.shards import (
     takes_unused,
 )
 from autofit.strategies.tensor_parallel import divide_layers, lack_of_layers, tensors_of_ranks
-from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step
+from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step, lacks_fused_parts
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import NormBase, is_traceable_wrapper_subclass, is_view, issued, pytree
 from autofit.workloads.divided import divided_already
@@ -312,7 +312,7 @@ def _sparse(model: nn.Module) -> str | None:
 def _lack_of_shards(model: nn.Module, optimizer: Optimizer) -> str | None:
     """Returns why the parameters of a model cannot be sharded, or None."""
     fused = any(group.get("fused") for group in optimizer.param_groups)
-    if fused and isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad):
+    if fused and lacks_fused_parts(optimizer):
         return f"torch has no fused {type(optimizer).__name__} for sharded parameters"
     known = set()
     for name, parameter in model.named_parameters():

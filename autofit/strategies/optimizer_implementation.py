@@ -13,10 +13,12 @@ from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
+from autofit.strategies.layout import divides_parameters
 from autofit.strategies.torch_optimizers import (
     MARKS,
     grouped_parameters,
     has_own_step,
+    lacks_fused_parts,
     placed_counter,
     wrapped_parameters,
 )
@@ -76,7 +78,8 @@ class OptimizerImplementation(Strategy):
             same_memory=values,
             usual="fused" if "fused" in values and not facts.on_host else None,
         )
-        return Offer((knob,), refused)
+        lacking_parts = facts.ranks > 1 and any(map(lacks_fused_parts, optimizers))
+        return Offer((knob,), refused, objection=_unfused if lacking_parts else None)
 
     @contextmanager
     def apply(self, plan: Plan, draft: Draft) -> Iterator[None]:
@@ -95,6 +98,13 @@ class OptimizerImplementation(Strategy):
             for each in optimizers:
                 undo.enter_context(_switched(each, str(value)))
             yield
+
+
+def _unfused(plan: Plan) -> str | None:
+    """Returns why a plan cannot have a fused update where torch has none for sharded parameters, or None."""
+    if plan.values.get(KNOB) != "fused" or (layout := divides_parameters(plan)) is None:
+        return None
+    return f"torch has no fused kernel of this optimizer for sharded parameters, as {layout} has"
 
 
 def _unswitchable(optimizer: Optimizer) -> str | None:

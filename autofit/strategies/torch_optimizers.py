@@ -51,3 +51,8 @@ def placed_counter(step: torch.Tensor, group: dict[str, Any], parameter: torch.T
     device = parameter.device if fused or group.get("capturable") else torch.device("cpu")
     wide = not fused and torch.get_default_dtype() == torch.float64
     return step.to(device, torch.float64 if wide else torch.float32)
+
+
+def lacks_fused_parts(optimizer: Optimizer) -> bool:
+    """Returns whether torch has a fused update for whole parameters of an optimizer, but none for sharded ones."""
+    return isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,6 +95,21 @@ def test_knobs_with_a_choice_are_in_play_and_refusals_are_kept() -> None:
 def test_conflicts_are_found_for_every_combination() -> None:
     space = survey_of(Offering("a", (0, 1)), Offering("b", (0, 1, 2), conflicts="a")).run()
     assert space.forbidden == (Conflict(values={"a": 1, "b": 2}, reason="b does not go with a"),)
+
+
+class Objecting(Offering):
+    """Objects to its last value beside the last of "a", as its offer says of this workload."""
+
+    def offer(self, facts: Facts) -> Offer:
+        """Returns the knob, and the objection."""
+        last = {self.name: self.values[-1], "a": 1}
+        objection = lambda plan: "not here" if all(plan.values.get(n) == v for n, v in last.items()) else None  # noqa: E731
+        return replace(super().offer(facts), objection=objection)
+
+
+def test_what_an_offer_objects_to_on_this_workload_is_a_conflict() -> None:
+    space = survey_of(Offering("a", (0, 1)), Objecting("b", (0, 1))).run()
+    assert [(dict(each.values), each.reason) for each in space.forbidden] == [({"a": 1, "b": 1}, "not here")]
 
 
 def test_too_many_plans_are_refused() -> None:

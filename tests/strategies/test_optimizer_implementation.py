@@ -127,6 +127,20 @@ def test_offers_what_the_optimizer_has_beside_what_it_runs() -> None:
     assert "default already runs" in refused["optimizer_implementation=for-loop"]
 
 
+def test_shards_have_no_fused_update_where_torch_has_none() -> None:
+    found = {
+        kind: OptimizerImplementation().offer(replace(facts(kind(net().parameters(), lr=0.1)), ranks=ranks)).objection
+        for kind, ranks in ((SGD, 2), (AdamW, 2))
+    }
+    assert found[AdamW] is None
+    assert offer(SGD(net().parameters(), lr=0.1)).objection is None, "there is one rank"
+    objection = found[SGD]
+    assert objection is not None
+    assert "sharded parameters, as layout=full has" in str(objection(plan("fused").replace(layout="full")))
+    for other in (plan("fused").replace(layout="replicated"), plan("foreach").replace(layout="full")):
+        assert objection(other) is None
+
+
 def test_offer_leaves_the_optimizer_and_the_random_state_as_they_are() -> None:
     model = net()
     optimizer = Adagrad(model.parameters())
