@@ -115,7 +115,8 @@ class Ranks:
         """Gives all ranks the parameters and buffers of rank 0, as `DistributedDataParallel` does. All must call it."""
         for tensor in (*model.parameters(), *model.buffers()) if not self.is_fake else ():
             sent = tensor.detach().contiguous()
-            torch.distributed.broadcast(sent, group=self.group, group_src=0)
+            content = sent.view(-1).view(torch.uint8)  # not every back end knows every dtype
+            torch.distributed.broadcast(content, group=self.group, group_src=0)
             tensor.copy_(sent)
 
     def pooled(self, parts: Parts) -> Parts:
