@@ -42,7 +42,7 @@ from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
 from autofit.workloads.sources import loader_changes, source_of
 from autofit.workloads.step import Draft, Ranks, Scheduler, Splits, StepLoader, TrainStep
-from autofit.workloads.votes import Votes, ending_together
+from autofit.workloads.votes import EndingTogether, Votes
 from autofit.workloads.workload import OptimizerRecipe, Terms, Workload, names_of
 
 _SCANNED = 64
@@ -201,8 +201,8 @@ class Fit:
         )
         device, guard = self._device_of(workload), Guard.of(workload)
         ranks = self._ranks(device)
-        votes = None if ranks is None else Votes.of(ranks)
         part = loader if ranks is None else shared(loader, ranks.number, ranks.count)
+        votes = Votes.of(ranks) if ranks is not None and (part is loader or wanted(on_oom)) else None
         with guard.backstop, guard:  # undoes the effects of inspecting samples and computing a first loss
             source = source_of(part, scan=_SCANNED)
             loss = loss_of(workload, source, device)
@@ -220,8 +220,8 @@ class Fit:
             check_step(step, splitting.votes)
             splitting.learn(step, small)
             step.splitting = splitting
-        if part is loader:  # each rank has a part of its own, and one may have more batches than the others
-            rebuilt = ending_together(rebuilt, votes)
+        if votes is not None and part is loader:  # of a part of its own, one rank may have more than the others
+            rebuilt = EndingTogether(rebuilt, votes)
         step.loader = StepLoader.of(self.plan, rebuilt, drop_last=bool(getattr(loader, "drop_last", False)))
         if draft.optimizer is not None and loss.update is None:
             # Each step clears gradients after its update; before the first step they may be set.

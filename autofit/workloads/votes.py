@@ -132,8 +132,3 @@ class EndingTogether:
                 "Give all ranks as many, or a DataLoader of all samples, which is then divided.",
                 stacklevel=3,
             )
-
-
-def ending_together(loader: Any, votes: Votes | None) -> Any:
-    """Returns a loader whose passes end on all ranks together; the same loader without votes."""
-    return loader if votes is None else EndingTogether(loader, votes)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
-from autofit.workloads.votes import EndingTogether, Votes, ending_together
+from autofit.workloads.votes import EndingTogether, Votes
 
 
 class Two(Votes):
@@ -72,7 +72,5 @@ def test_one_rank_that_does_not_know_has_all_vote_on_each_batch() -> None:
         assert list(EndingTogether([0, 1, 2], two(1, known=False))) == [0]
 
 
-def test_without_votes_a_loader_stays_as_it_is() -> None:
-    loader = [1]
-    assert ending_together(loader, None) is loader
-    assert len(ending_together(loader, two(1))) == 1
+def test_it_is_as_long_as_the_loader() -> None:
+    assert len(EndingTogether([1], two(1))) == 1
