@@ -343,11 +343,10 @@ class Fit:
                 f"the plan was measured with {tuned}, but this step uses {used}: memory and speed will differ. "
                 f"Pass a {tuned} as optimizer, or tune with {used}."
             )
-
-        if optimizer is not None and optimizer.state and any(each.begins_anew(self.plan) for each in members()):
+        if optimizer is not None and any(each.begins_anew(self.plan, optimizer) for each in members()):
             yield (
-                "the optimizer has state of earlier steps, which begins anew, since this plan divides it among ranks; "
-                "step.close() puts it back as it is now. Tune with pinned={'layout': 'replicated'} to continue with it."
+                "the optimizer has state of other shapes than its parameters, which begins anew, since this plan "
+                "divides parameters among ranks. Tune with pinned={'layout': 'replicated'} to continue with it."
             )
 
     def _clipping(self) -> float | None:

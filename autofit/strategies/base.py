@@ -285,8 +285,8 @@ class Strategy(ABC):
         """
         return False
 
-    def begins_anew(self, plan: Plan) -> bool:
-        """Returns whether the optimizer's state begins anew under `plan`, and is put back as it was at the end."""
+    def begins_anew(self, plan: Plan, optimizer: torch.optim.Optimizer) -> bool:
+        """Returns whether the optimizer has state that cannot be kept under `plan`, and begins anew."""
         return False
 
     def needs_rows(self, plan: Plan) -> bool:

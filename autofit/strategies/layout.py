@@ -20,11 +20,11 @@ from autofit.core.plan import ACCUMULATION_STEPS, KnobValue, Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import has_compiled_part
+from autofit.strategies.optimizer_state import part_state, undividable
 from autofit.strategies.precision import format_of, lack_of
 from autofit.strategies.shards import (
     Blocks,
     any_used,
-    begin_anew,
     in_bf16,
     in_blocks,
     is_without_data,
@@ -142,9 +142,9 @@ class RankLayout(Strategy):
                 loads[loads.index(min(loads))] += size
         return loads.index(max(loads))
 
-    def begins_anew(self, plan: Plan) -> bool:
-        """Returns whether the optimizer's state is divided."""
-        return plan.values.get(KNOB) not in (None, REPLICATED)
+    def begins_anew(self, plan: Plan, optimizer: Optimizer) -> bool:
+        """Returns whether the optimizer's state would have to be divided, and has other shapes than parameters."""
+        return divides_parameters(plan) is not None and undividable(optimizer)
 
     def needs_rows(self, plan: Plan) -> bool:
         """Returns whether a row of ranks divides the model, and rows replicate it."""
@@ -176,30 +176,34 @@ class RankLayout(Strategy):
                 f"{KNOB}={layout} cannot be applied: {reason}; expected several ranks, and a plan and a "
                 "model for which the layout was offered. Choose another layout."
             )
-        if layout in SHARDED:
-            mesh = ranks.mesh if layout == FULL else ranks.grid
-            assert mesh is not None, "these ranks have been put in rows"
-            formats = in_bf16(autocast=draft.autocast is not nullcontext) if self.rounds(plan) else (None, None)
-            divide = in_blocks(mesh, reshard=plan.values.get(RESHARD, True) is True, formats=formats)
-            with sharded(model, optimizer, ranks, divide), Undo() as undo:
-                undo.enter_context(any_used(draft, ranks, look=plan.values.get(UNUSED) is True))
-                if plan.values.get(SYNC, True) is False:
-                    undo.set(draft, "accumulating", partial(kept_apart, model, in_rows=layout == HYBRID))
-                else:
-                    undo.set(draft, "exchange", Blocks.of(model))
-                yield
-            return
         with Undo() as undo:
-            if layout == TENSOR:
+            if layout in BUCKETED:
+                _replicate(draft, ranks, undo, **{name: plan.values.get(name) is True for name in (VIEWS, UNUSED)})
+            elif layout == TENSOR:
                 undo.enter_context(sharded(model, optimizer, ranks, partial(divide_layers, ranks=ranks)))
                 undo.set(draft, "together", True)
-                yield
-                return
-            _replicate(draft, ranks, undo, **{name: plan.values.get(name) is True for name in (VIEWS, UNUSED)})
+            else:
+                self._shard(plan, draft, ranks, undo)
             if layout == OPTIMIZER and optimizer is not None:
-                begin_anew(optimizer, undo)
-                undo.set(draft, "optimizer", _partitioned(optimizer, ranks))
+                made = _partitioned(optimizer, ranks)
+                part_state(optimizer, made.optim, ranks, undo)
+                undo.set(draft, "optimizer", made)
+            undo.set(draft, "gathers", layout != REPLICATED and not ranks.guarded and not ranks.is_fake)
             yield
+
+    def _shard(self, plan: Plan, draft: Draft, ranks: Ranks, undo: Undo) -> None:
+        """Shards the blocks of a draft's model."""
+        in_rows = self.needs_rows(plan)
+        mesh = ranks.grid if in_rows else ranks.mesh
+        assert mesh is not None, "these ranks have been put in rows"
+        formats = in_bf16(autocast=draft.autocast is not nullcontext) if self.rounds(plan) else (None, None)
+        divide = in_blocks(mesh, reshard=plan.values.get(RESHARD, True) is True, formats=formats)
+        undo.enter_context(sharded(draft.model, draft.optimizer, ranks, divide))
+        undo.enter_context(any_used(draft, ranks, look=plan.values.get(UNUSED) is True))
+        if plan.values.get(SYNC, True) is False:
+            undo.set(draft, "accumulating", partial(kept_apart, draft.model, in_rows=in_rows))
+        else:
+            undo.set(draft, "exchange", Blocks.of(draft.model))
 
 
 def _looking(facts: Facts) -> tuple[Knob, ...]:
@@ -467,8 +471,8 @@ def zero_redundancy_optimizer() -> Any:
     return ZeroRedundancyOptimizer
 
 
-def _partitioned(optimizer: Optimizer, ranks: Ranks) -> Optimizer:
-    """Returns an optimizer that has the state of a part of the parameters, and updates these on this rank."""
+def _partitioned(optimizer: Optimizer, ranks: Ranks) -> Any:
+    """Returns a `ZeroRedundancyOptimizer`, whose attribute `optim` updates a part of the parameters on this rank."""
     takes = inspect.signature(type(optimizer).__init__).parameters  # groups also hold what a subclass has fixed
     made: Any = zero_redundancy_optimizer()(
         [dict(group) for group in optimizer.param_groups],
@@ -478,5 +482,4 @@ def _partitioned(optimizer: Optimizer, ranks: Ranks) -> Optimizer:
     )
     made.state = made.optim.state  # which is otherwise empty until it is saved
     made.param_groups = optimizer.param_groups  # which a scheduler changes
-    found: Optimizer = made
-    return found
+    return made

@@ -6,7 +6,7 @@ this is put back, so that a model can be tried under several layouts.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +17,7 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 
 from autofit.strategies.blocks import find_blocks
+from autofit.strategies.optimizer_state import Shards, divide_state, torch_distributed
 from autofit.strategies.torch_optimizers import grouped_parameters
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import (
@@ -40,10 +41,6 @@ TABLES = tuple(
 )
 """The attributes of a module that hold its parameters and its hooks, by name."""
 
-torch_distributed: Any = distributed
-"""The same module, of which torch does not declare all names."""
-Shards = Mapping[int, tuple[torch.Tensor, Any]]
-"""Each whole parameter with its sharded one, by the identity of the whole one."""
 Divide = Callable[[nn.Module, Undo], None]
 """Replaces parameters of a model by sharded ones. What it registers is undone before the parameters are put back."""
 
@@ -62,7 +59,7 @@ def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, divide:
     The memory of parameters that are sharded is released meanwhile. At the end they get the trained values, which all
     ranks gather together. On fake ranks nothing can be gathered: they stay, and get the part of this rank. On guarded
     ranks they come back without content. Parameters that `divide` leaves alone are those of the user throughout.
-    The optimizer's state begins anew, and the one from before is put back at the end.
+    So does the optimizer's state; on fake and guarded ranks it is put back as it was.
 
     Args:
         model: the model, which is changed in place.
@@ -87,7 +84,7 @@ def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, divide:
                 _update_apart(optimizer, undo)
             for group in optimizer.param_groups:
                 undo.replace(group, "params", [shards.get(id(each), (each, each))[1] for each in group["params"]])
-            begin_anew(optimizer, undo)
+            divide_state(optimizer, shards, ranks, undo)
         yield
 
 
@@ -386,17 +383,6 @@ def _uses(model: nn.Module) -> Counter[int]:
 def is_without_data(model: nn.Module) -> bool:
     """Returns whether a model is a copy without data, as in a trace."""
     return any(isinstance(parameter.data, FakeTensor) for parameter in model.parameters())
-
-
-def begin_anew(optimizer: Optimizer, undo: Undo) -> None:
-    """Empties an optimizer's state, and registers that it is put back, unless it has no data."""
-    before = dict(optimizer.state)
-    tensors = (value for state in before.values() for value in state.values())
-    if any(isinstance(value, FakeTensor) for value in tensors):
-        before = {}  # what a trace keeps would count
-    undo.callback(optimizer.state.update, before)
-    undo.callback(optimizer.state.clear)
-    optimizer.state.clear()
 
 
 def _release(shards: Shards, undo: Undo) -> None:

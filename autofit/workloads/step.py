@@ -1,11 +1,14 @@
 """TrainStep: one optimizer step under a plan. The probe measures this class and the user trains with it."""
 
 import os
+import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count as counting
+from time import monotonic, sleep
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -14,7 +17,7 @@ from torch import nn
 
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
-from autofit.torch_internals import FakeTensor, is_traceable_wrapper_subclass
+from autofit.torch_internals import FakeTensor, default_store, is_traceable_wrapper_subclass
 from autofit.workloads.batch_store import StepBatch, StepLoader
 from autofit.workloads.loss import LossRule
 from autofit.workloads.micro_batch_weights import Weighing
@@ -33,6 +36,8 @@ PER_MACHINE = "LOCAL_WORLD_SIZE"
 """torchrun's variable with the number of ranks on a machine."""
 Parts = Sequence[tuple[Batch, float]]
 """Micro batches of a step, each with its weight."""
+TOGETHER_S, PAUSE_S = 10.0, 0.02
+"""Seconds that a rank with an error waits for the others to close their steps too, and between two looks."""
 TRACED_PASSES = 2
 """Number of passes that stand in a trace for those of micro batches of all ranks: later ones repeat the second."""
 _meshes = counting()
@@ -100,6 +105,22 @@ class Ranks:
         grid = DeviceMesh.from_group([beside, inside], self.mesh.device_type, mesh=numbers, mesh_dim_names=names)
         return replace(self, grid=grid)
 
+    def all_close(self) -> bool:
+        """Says that this rank closes its step, and returns whether it may do so: if there is no error, all ranks do.
+
+        While an error is handled, it waits for the others for `TOGETHER_S`.
+        """
+        store = default_store()
+        keys = [f"autofit/{self.mesh.mesh_dim_names}/closed by {rank}" for rank in range(self.count)]
+        store.set(keys[self.number], "")
+        until = monotonic() + TOGETHER_S
+        while sys.exc_info()[1] is not None and not store.check(keys):
+            if monotonic() > until:
+                store.delete_key(keys[self.number])
+                return False
+            sleep(PAUSE_S)
+        return True
+
     @property
     def count(self) -> int:
         """The number of ranks."""
@@ -110,14 +131,18 @@ class Ranks:
         """The number of this rank, from 0."""
         return self.group.rank()
 
-    @torch.no_grad()
     def make_alike(self, model: nn.Module) -> None:
         """Gives all ranks the parameters and buffers of rank 0, as `DistributedDataParallel` does. All must call it."""
         for tensor in (*model.parameters(), *model.buffers()) if not self.is_fake else ():
-            sent = tensor.detach().contiguous()
-            content = sent.view(-1).view(torch.uint8)  # not every back end knows every dtype
-            torch.distributed.broadcast(content, group=self.group, group_src=0)
-            tensor.copy_(sent)
+            self.broadcast(tensor, 0)
+
+    @torch.no_grad()
+    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        """Gives all ranks the content that a tensor has on one. All must call it, with tensors of the same shape."""
+        sent = tensor.detach().contiguous()
+        content = sent.view(-1).view(torch.uint8)  # not every back end knows every dtype
+        torch.distributed.broadcast(content, group=self.group, group_src=source)
+        tensor.copy_(sent)
 
     def pooled(self, parts: Parts) -> Parts:
         """Returns the micro batches of all ranks, with their weights in the mean over ranks, on the host.
@@ -224,6 +249,7 @@ class Draft:
             exchanged between ranks yet.
         together: whether all ranks compute each micro batch together, so that a step runs those of all ranks.
         exchange: what the passes exchange between ranks; None if there is one, or if a failed pass cannot be left.
+        gathers: whether closing the step brings together what ranks have divided, so that all of them must close it.
     """
 
     model: nn.Module
@@ -245,6 +271,7 @@ class Draft:
     accumulating: Callable[[], AbstractContextManager[Any]] = nullcontext
     together: bool = False
     exchange: Exchange | None = None
+    gathers: bool = False
 
     @classmethod
     def of(
@@ -436,7 +463,20 @@ class TrainStep:
             self.observe(phase)
 
     def close(self) -> None:
-        """Removes the strategies from the model and optimizer. The weights stay as trained."""
+        """Removes the strategies from the model and optimizer. The weights and the optimizer's state stay as trained.
+
+        Ranks that have divided them bring them together, so that all must close their steps. After an error on one rank
+        alone it warns, and the model stays divided.
+        """
+        ranks = self.draft.ranks
+        if self.draft.gathers and ranks is not None and not ranks.all_close():
+            warnings.warn(
+                f"found an error on rank {ranks.number}, and the other ranks still train {TOGETHER_S:.0f} s later; "
+                "expected that all close their steps, to bring the weights together. The model stays divided. Start "
+                "again from a checkpoint.",
+                stacklevel=3,
+            )
+            return
         self._undo.close()
 
     def __enter__(self) -> Self:
