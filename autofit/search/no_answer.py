@@ -22,7 +22,7 @@ from autofit.core.printable import printable
 from autofit.core.space import Refusal
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration, short_number
-from autofit.core.wording import WITH_CLOSURE, describe_plan
+from autofit.core.wording import PIN, WITH_CLOSURE, describe_plan
 from autofit.terminal import cut_middle
 
 _SHOWN, _WORDS = 3, 200
@@ -185,12 +185,14 @@ def poison_ends_search() -> Iterator[None]:
 
 def _user_code(trial: Trial, times: int, baseline: Plan) -> UserCodeError:
     where = f" in {trial.outcome.phase}" if trial.outcome.phase else ""
-    closure = trial.outcome.phase == "optimizer" and "closure" in trial.outcome.reason
-    advice = "Run one training step of your own to reproduce it, fix it, then tune again."
+    what, advice = "your code", " Run one training step of your own to reproduce it, fix it, then tune again."
+    if trial.outcome.phase == "optimizer" and "closure" in trial.outcome.reason:
+        advice = f" {WITH_CLOSURE}"
+    if PIN in trial.outcome.reason:  # says what to do
+        what, advice = "a training step", ""
     return UserCodeError(
-        f"your code failed{where} in {times} of the plans tried, first with "
-        f"{describe_plan(trial.plan, baseline)}: {trial.outcome.reason}. "
-        f"{WITH_CLOSURE if closure else advice}",
+        f"{what} failed{where} in {times} of the plans tried, first with {describe_plan(trial.plan, baseline)}: "
+        f"{trial.outcome.reason}.{advice}",
         trial.outcome.traceback_text,
     )
 

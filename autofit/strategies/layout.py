@@ -2,6 +2,9 @@
 
 import inspect
 import os
+import pickle
+import random
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -219,26 +222,40 @@ def _looking(facts: Facts) -> tuple[Knob, ...]:
 
 
 def _leaves_some_out(facts: Facts) -> bool:
-    """Returns whether a pass may leave trainable parameters without a gradient. One that depends on its data may."""
-    found, gotten = set[str](), set[str]()
+    """Returns whether a pass may leave trainable parameters without a gradient.
+
+    One that depends on its data may, and one that draws from the generators of Python or NumPy: it may skip layers.
+    """
+    found, gotten, drawn = set[str](), set[str](), list[bytes]()
 
     @contextmanager
     def watch(model: nn.Module) -> Iterator[None]:
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         found.update(trained)
+        drawn.append(_random_state())
         with Undo() as undo:
             for name, parameter in trained.items():
                 hook: Any = partial(noted, gotten, name)
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 undo.callback(handle.remove)
             yield
+        drawn.append(_random_state())
 
     try:
         if facts.rehearse is not None:
             facts.rehearse(watch)
     except Untraceable:
         return True
-    return found != gotten
+    return found != gotten or len(set(drawn)) > 1
+
+
+def _random_state() -> bytes:
+    """Returns the state of the random generators of Python and NumPy, with which models skip layers.
+
+    torch's own are those of dropout, and a pass that depends on what they draw cannot run without data.
+    """
+    numpy = sys.modules.get("numpy")
+    return pickle.dumps((random.getstate(), numpy and numpy.random.get_state()))
 
 
 def _beside(facts: Facts) -> Offer:

@@ -1,10 +1,12 @@
 """The layouts of several ranks: which are offered, what they refuse, and that the heaviest rank is found."""
 
+import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -109,6 +111,25 @@ def test_ranks_look_for_parameters_without_a_gradient_if_there_are_some() -> Non
             assert found.get("find_unused_parameters") == ((True,) if looks else None)
     assert not any(parameter._post_accumulate_grad_hooks for parameter in given.model.parameters())
     assert "find_unused_parameters" not in offered(replace(given, rehearse=ran(given.model, 2), layout="tensor"))
+
+
+class Skipping(Spare):
+    """Skips a layer at random."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.used(x)
+        return self.spare(found) if self.draw() > -1.0 else found  # in this pass it does not
+
+
+@pytest.mark.parametrize(("draw", "looks"), [(random.random, True), (numpy.random.rand, True), (lambda: 0.5, False)])
+def test_a_pass_that_draws_random_numbers_may_leave_some_out(draw: Callable[[], float], looks: bool) -> None:
+    given = facts(Skipping(draw))
+    found = offered(replace(given, rehearse=ran(given.model, 2)))
+    assert found.get("find_unused_parameters") == ((True,) if looks else None)
 
 
 def test_shards_with_other_parameters_left_out_on_each_rank_need_a_newer_torch(monkeypatch: pytest.MonkeyPatch) -> None:
