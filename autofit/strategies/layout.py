@@ -191,7 +191,7 @@ class RankLayout(Strategy):
                 made = _partitioned(optimizer, ranks)
                 part_state(optimizer, made.optim, ranks, undo)
                 undo.set(draft, "optimizer", made)
-            undo.set(draft, "gathers", layout != REPLICATED and not ranks.guarded and not ranks.is_fake)
+            undo.set(draft, "gathers", layout != REPLICATED and ranks.train)
             yield
 
     def _shard(self, plan: Plan, draft: Draft, ranks: Ranks, undo: Undo) -> None:

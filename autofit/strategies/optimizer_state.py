@@ -35,7 +35,8 @@ def divide_state(optimizer: Optimizer, shards: Shards, ranks: Ranks, undo: Undo)
     At the end, ranks that train bring the state together. On guarded and fake ranks it is put back as it was.
     """
     before = _taken(optimizer, ranks, undo)
-    for owner, state in before.items():
+    for owner in list(before):
+        state = before.pop(owner) if ranks.train else before[owner]
         whole, shard = shards.get(id(owner), (owner, owner))
         if all(_follows(value, owner) for value in state.values()):
             optimizer.state[shard] = {name: _part(value, whole, shard) for name, value in state.items()}
@@ -43,7 +44,7 @@ def divide_state(optimizer: Optimizer, shards: Shards, ranks: Ranks, undo: Undo)
         for owner, state in before.items():
             if id(owner) in shards:
                 _release(state, owner, undo)
-    elif not ranks.is_fake:
+    elif ranks.train:
         undo.callback(_bring_together, optimizer, shards, ranks)
 
 
@@ -58,7 +59,7 @@ def part_state(optimizer: Optimizer, owned: Optimizer, ranks: Ranks, undo: Undo)
             owned.state[owner] = state
         elif ranks.guarded:
             _release(state, owner, undo)
-    if not (ranks.guarded or ranks.is_fake):
+    if ranks.train:
         undo.callback(_exchange_parts, optimizer, owned, ranks)
 
 
@@ -66,7 +67,7 @@ def _taken(optimizer: Optimizer, ranks: Ranks, undo: Undo) -> dict[Any, State]:
     """Empties an optimizer's state and returns it. On guarded and fake ranks, registers that it is put back."""
     before = dict(optimizer.state)
     without_data = any(isinstance(each, FakeTensor) for each in pytree.tree_leaves(list(before.values())))
-    if ranks.guarded or ranks.is_fake:
+    if not ranks.train:
         if not without_data:  # what a trace keeps would count
             undo.callback(optimizer.state.update, before)
         undo.callback(optimizer.state.clear)

@@ -122,6 +122,11 @@ class Ranks:
         return True
 
     @property
+    def train(self) -> bool:
+        """Whether what they compute is for the user: neither a rehearsal nor a probe."""
+        return not (self.is_fake or self.guarded)
+
+    @property
     def count(self) -> int:
         """The number of ranks."""
         return self.group.size()

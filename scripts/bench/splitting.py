@@ -6,14 +6,16 @@ interval from the blocks. Blocks are added until the interval is narrow enough, 
 the process on one thread, since other processes disturb clocks.
 
 With --ranks, real ranks communicate by gloo under the layout `replicated`, and vote after each last pass. Times
-are then those of a clock, since a rank waits for others, and there are `--blocks` of them. With --waits, each pass also
-sleeps, as a host waits for its device: what computes on the host keeps its processors from a vote.
+are then those of a clock, since a rank waits for others, and there are `--blocks` of them. With --device, each pass
+also gives work to a device, a thread that sleeps, and waits until it has done that of the pass before, as a host runs
+ahead of an accelerator. Steps of one kind then follow each other, and after `--pairs` of them the device is waited for.
 
 Required: the upper end is below 0.5 % of a step that takes at least 20 ms.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from statistics import fmean, median, stdev
 from time import perf_counter, process_time, sleep
@@ -41,17 +43,24 @@ MOST_RATIO, LEAST_S = 0.005, 0.02
 HALF_RATIO, LEAST_BLOCKS = 0.001, 10
 
 
-class Waiting(nn.Module):
-    """Waits before the forward pass of a model."""
+class Ahead(nn.Module):
+    """Has a device work beside each forward pass of a model, and waits for its work of the pass before."""
 
-    def __init__(self, model: nn.Module, waits_s: float) -> None:
+    def __init__(self, model: nn.Module, device_s: float) -> None:
         super().__init__()
-        self.model, self.waits_s = model, waits_s
+        self.model, self.device_s = model, device_s
+        self._device, self._work = ThreadPoolExecutor(1), list[Future[None]]()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        sleep(self.waits_s)
+        self.wait()
+        self._work.append(self._device.submit(sleep, self.device_s))
         out: torch.Tensor = self.model(x)
         return out
+
+    def wait(self) -> None:
+        """Waits until the device has done its work."""
+        while self._work:
+            self._work.pop().result()
 
 
 def steps(size: int) -> tuple[TrainStep, TrainStep, StepBatch]:
@@ -90,10 +99,25 @@ def block(
     return median(differences), median(times)
 
 
-def blocks_on_ranks(ranks: Ranks, size: int, pairs: int, count: int, waits_s: float) -> list[tuple[float, float]]:
+def block_ahead(
+    plain: Callable[[], Any], splitting: Callable[[], Any], wait: Callable[[], None], pairs: int
+) -> tuple[float, float]:
+    """Returns the difference of some steps in a row, and the seconds of one, with a device that works beside them."""
+    took = []
+    for step in (plain, splitting):
+        wait()
+        began = perf_counter()
+        for _ in range(pairs):
+            step()
+        wait()
+        took.append((perf_counter() - began) / pairs)
+    return took[1] - took[0], took[0]
+
+
+def blocks_on_ranks(ranks: Ranks, size: int, pairs: int, count: int, device_s: float) -> list[tuple[float, float]]:
     """Returns `count` blocks of a step that raises, and splits, in turn."""
     torch.manual_seed(0)
-    model, parts = Waiting(Transformer(), waits_s), [[torch.randn(size, 64, 128), torch.randint(0, 64, (size,))]]
+    model, parts = Ahead(Transformer(), device_s), [[torch.randn(size, 64, 128), torch.randint(0, 64, (size,))]]
     loss, device = resolve_loss(model, parts[0], loss_fn=F.cross_entropy), torch.device("cpu")
     draft = Draft(model, loss, torch.optim.AdamW(model.parameters()), device, ranks=ranks)
     step, batch = prepare(Plan(values={"layout": "replicated"}), draft, members()), StepBatch.of(parts)
@@ -103,8 +127,11 @@ def blocks_on_ranks(ranks: Ranks, size: int, pairs: int, count: int, waits_s: fl
         step.splitting = found
         step(batch)
 
-    both = partial(run, None), partial(run, splitting)
-    return [block(*both, pairs, perf_counter) for _ in range(count + 1)][1:]  # the first one warms up
+    plain, splits = partial(run, None), partial(run, splitting)
+    blocks = count + 1  # the first one warms up
+    if not device_s:
+        return [block(plain, splits, pairs, perf_counter) for _ in range(blocks)][1:]
+    return [block_ahead(plain, splits, model.wait, pairs) for _ in range(blocks)][1:]
 
 
 def ratio_of(blocks: Sequence[Sequence[float]]) -> tuple[float, float, float]:
@@ -131,12 +158,12 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=5, help="samples of a batch")
     parser.add_argument("--time", type=float, default=300.0, help="most seconds of processor time")
     parser.add_argument("--ranks", type=int, default=1, help="real ranks, which communicate by gloo")
-    parser.add_argument("--waits", type=float, default=0.0, help="seconds that each pass of several ranks also waits")
+    parser.add_argument("--device", type=float, default=0.0, help="seconds of a device in each pass of several ranks")
     parser.add_argument("--blocks", type=int, default=2 * LEAST_BLOCKS, help="blocks of pairs, of several ranks")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.ranks > 1:
-        how = given.size, given.pairs, given.blocks, given.waits
+        how = given.size, given.pairs, given.blocks, given.device
         found = launched(blocks_on_ranks, *how, ranks=given.ranks)[0]
         ratio, half, step_s = ratio_of(found)
     else:
