@@ -36,8 +36,8 @@ PER_MACHINE = "LOCAL_WORLD_SIZE"
 """torchrun's variable with the number of ranks on a machine."""
 Parts = Sequence[tuple[Batch, float]]
 """Micro batches of a step, each with its weight."""
-TOGETHER_S, PAUSE_S = 10.0, 0.02
-"""Seconds that a rank with an error waits for the others to close their steps too, and between two looks."""
+TOGETHER_S, PAUSE_S = 10.0, 0.05
+"""Seconds after which a rank that closes its step says that others have not, and seconds between two looks."""
 TRACED_PASSES = 2
 """Number of passes that stand in a trace for those of micro batches of all ranks: later ones repeat the second."""
 _meshes = counting()
@@ -106,19 +106,26 @@ class Ranks:
         return replace(self, grid=grid)
 
     def all_close(self) -> bool:
-        """Says that this rank closes its step, and returns whether it may do so: if there is no error, all ranks do.
+        """Says that this rank closes its step, waits for the others, and returns whether all of them may go on.
 
-        While an error is handled, it waits for the others for `TOGETHER_S`.
+        After `TOGETHER_S` without them they may not if an error is handled here. Otherwise a warning says who is late.
         """
-        store = default_store()
+        failing = sys.exc_info()[1] is not None
         keys = [f"autofit/{self.mesh.mesh_dim_names}/closed by {rank}" for rank in range(self.count)]
-        store.set(keys[self.number], "")
-        until = monotonic() + TOGETHER_S
-        while sys.exc_info()[1] is not None and not store.check(keys):
-            if monotonic() > until:
-                store.delete_key(keys[self.number])
-                return False
-            sleep(PAUSE_S)
+        mine, until = keys[self.number], monotonic() + TOGETHER_S
+        try:
+            store = default_store()
+            store.set(mine, "")
+            while not store.check(keys):
+                if monotonic() > until:
+                    late = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+                    warnings.warn(_late(self.number, ", ".join(late), failing=failing), stacklevel=4)
+                    if failing:
+                        store.delete_key(mine)
+                    return not failing
+                sleep(PAUSE_S)
+        except RuntimeError:  # the store has gone with the rank that had it
+            return not failing
         return True
 
     @property
@@ -162,6 +169,20 @@ class Ranks:
             del found[TRACED_PASSES:]
         # A step may change a batch, so that each pass has its own.
         return [(map_tensors(part, torch.clone), weight / self.count) for each in found for part, weight in each]
+
+
+def _late(rank: int, others: str, *, failing: bool) -> str:
+    """Returns what to say about ranks that have not closed their steps."""
+    if failing:
+        return (
+            f"found an error on rank {rank}, and no end of the training on rank {others} within {TOGETHER_S:.0f} s; "
+            "expected that all ranks close their steps, to bring weights together. The model stays divided. Start "
+            "again from a checkpoint."
+        )
+    return (
+        f"rank {rank} has waited {TOGETHER_S:.0f} s for rank {others} to close its step, and waits on: closing brings "
+        "weights together. Call close() on all ranks, not on one alone."
+    )
 
 
 def rows_of(count: int) -> int:
@@ -474,15 +495,8 @@ class TrainStep:
         alone it warns, and the model stays divided.
         """
         ranks = self.draft.ranks
-        if self.draft.gathers and ranks is not None and not ranks.all_close():
-            warnings.warn(
-                f"found an error on rank {ranks.number}, and the other ranks still train {TOGETHER_S:.0f} s later; "
-                "expected that all close their steps, to bring the weights together. The model stays divided. Start "
-                "again from a checkpoint.",
-                stacklevel=3,
-            )
-            return
-        self._undo.close()
+        if not self.draft.gathers or ranks is None or ranks.all_close():
+            self._undo.close()
 
     def __enter__(self) -> Self:
         return self

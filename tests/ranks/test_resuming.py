@@ -1,5 +1,6 @@
 """A training that continues on several ranks with the optimizer's state of before, and leaves its own whole."""
 
+import time
 import warnings
 from typing import Any
 
@@ -128,6 +129,28 @@ def test_an_error_on_one_rank_alone_is_raised_at_once_and_on_all_ranks_brings_th
     is_whole = layout == "optimizer"
     assert launched(left, layout, [0]) == [["KeyError", is_whole, 1], ["ConnectionError", is_whole, 1]]
     assert launched(left, layout, [0, 1]) == [["KeyError", True, 0]] * 2
+
+
+def closed_late(ranks: Ranks) -> list[str]:
+    """Closes a step on one rank, and on the other when the first has waited for some time."""
+    workloads.step.TOGETHER_S = 0.5
+    draft, batch = draft_of("mlp", ranks.count)
+    draft.ranks = ranks
+    step = prepare(plan_of({"layout": "full"}), draft, members())
+    step(parts_of(split(batch, [SIZE] * ranks.count)[ranks.number], step.plan))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        time.sleep(2.0 * ranks.number)
+        step.close()
+    assert not any(isinstance(each, DTensor) for each in draft.model.parameters())
+    return [str(each.message) for each in said]
+
+
+def test_a_rank_that_closes_its_step_says_for_whom_it_waits() -> None:
+    (message,), nothing = launched(closed_late)
+    assert message.startswith("rank 0 has waited 0 s for rank 1 to close its step")
+    assert "Call close() on all ranks" in message
+    assert nothing == []
 
 
 def saved(ranks: Ranks, layout: str) -> list[Any]:
