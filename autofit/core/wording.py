@@ -6,8 +6,6 @@ from autofit.core.units import format_bytes, short_number
 
 WITH_CLOSURE = "Pass update_fn, which does the whole step and gives the optimizer its closure, or use another one."
 """What to do with an optimizer whose `step` needs a closure, such as LBFGS and SAM."""
-PIN = "to avoid it, pin"
-"""How a reason says which knob value makes a training run."""
 
 
 def install_command(extra: str) -> str:

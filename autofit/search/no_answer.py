@@ -22,7 +22,7 @@ from autofit.core.printable import printable
 from autofit.core.space import Refusal
 from autofit.core.trial import Trial
 from autofit.core.units import format_bytes, format_duration, short_number
-from autofit.core.wording import PIN, WITH_CLOSURE, describe_plan
+from autofit.core.wording import WITH_CLOSURE, describe_plan
 from autofit.terminal import cut_middle
 
 _SHOWN, _WORDS = 3, 200
@@ -188,7 +188,7 @@ def _user_code(trial: Trial, times: int, baseline: Plan) -> UserCodeError:
     what, advice = "your code", " Run one training step of your own to reproduce it, fix it, then tune again."
     if trial.outcome.phase == "optimizer" and "closure" in trial.outcome.reason:
         advice = f" {WITH_CLOSURE}"
-    if PIN in trial.outcome.reason:  # says what to do
+    if "to avoid it, pin " in trial.outcome.reason:  # as one of ranks says
         what, advice = "a training step", ""
     return UserCodeError(
         f"{what} failed{where} in {times} of the plans tried, first with {describe_plan(trial.plan, baseline)}: "

@@ -106,9 +106,9 @@ class Ranks:
         return replace(self, grid=grid)
 
     def all_close(self) -> bool:
-        """Says that this rank closes its step, waits for the others, and returns whether all of them may go on.
+        """Says that this rank closes its step, and waits for the others. Returns whether they can bring parts together.
 
-        After `TOGETHER_S` without them they may not if an error is handled here. Otherwise a warning says who is late.
+        After `TOGETHER_S` without them they cannot if an error is handled here. Otherwise a warning says who is late.
         """
         failing = sys.exc_info()[1] is not None
         keys = [f"autofit/{self.mesh.mesh_dim_names}/closed by {rank}" for rank in range(self.count)]

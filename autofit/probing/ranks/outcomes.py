@@ -8,7 +8,6 @@ from typing import Any
 from autofit.core.measurement import Memory
 from autofit.core.outcome import Outcome, Status
 from autofit.core.units import format_bytes
-from autofit.core.wording import PIN
 from autofit.devices.base import Device
 from autofit.failures.classify import classify
 from autofit.failures.evidence import collect, scrub
@@ -19,7 +18,7 @@ UNFINISHED = "Expected to have finished reduction"
 """What `DistributedDataParallel` says in the step after one that left some parameters without a gradient."""
 LEFT_OUT = (
     "the step before left trained parameters without a gradient, which the other ranks waited for; "
-    f"{PIN} find_unused_parameters=True, so that ranks look for them"
+    "to avoid it, pin find_unused_parameters=True, so that ranks look for them"
 )
 FAILED = "failed"
 """How what a rank says of the steps of a long proof begins if one of them has failed."""
