@@ -8,7 +8,8 @@ the process on one thread, since other processes disturb clocks.
 With --ranks, real ranks communicate by gloo under the layout `replicated`, and vote after each last pass. Times
 are then those of a clock, since a rank waits for others, and there are `--blocks` of them. With --device, each pass
 also gives work to a device, a thread that sleeps, and waits until it has done that of the pass before, as a host runs
-ahead of an accelerator. Steps of one kind then follow each other, and after `--pairs` of them the device is waited for.
+ahead of an accelerator. A step then takes from the begin of the device's work to that of the next, and `--pairs` steps
+of one kind follow each other.
 
 Required: the upper end is below 0.5 % of a step that takes at least 20 ms.
 """
@@ -17,6 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from statistics import fmean, median, stdev
 from time import perf_counter, process_time, sleep
 from typing import Any
@@ -48,19 +50,16 @@ class Ahead(nn.Module):
 
     def __init__(self, model: nn.Module, device_s: float) -> None:
         super().__init__()
-        self.model, self.device_s = model, device_s
+        self.model, self.device_s, self.began = model, device_s, list[float]()
         self._device, self._work = ThreadPoolExecutor(1), list[Future[None]]()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.wait()
-        self._work.append(self._device.submit(sleep, self.device_s))
-        out: torch.Tensor = self.model(x)
-        return out
-
-    def wait(self) -> None:
-        """Waits until the device has done its work."""
         while self._work:
             self._work.pop().result()
+        self._work.append(self._device.submit(sleep, self.device_s))
+        self.began.append(perf_counter())
+        out: torch.Tensor = self.model(x)
+        return out
 
 
 def steps(size: int) -> tuple[TrainStep, TrainStep, StepBatch]:
@@ -100,17 +99,15 @@ def block(
 
 
 def block_ahead(
-    plain: Callable[[], Any], splitting: Callable[[], Any], wait: Callable[[], None], pairs: int
+    plain: Callable[[], Any], splitting: Callable[[], Any], model: Ahead, pairs: int
 ) -> tuple[float, float]:
-    """Returns the difference of some steps in a row, and the seconds of one, with a device that works beside them."""
+    """Returns the difference of the median steps of each kind in a row, and the median step, by the device's work."""
     took = []
     for step in (plain, splitting):
-        wait()
-        began = perf_counter()
-        for _ in range(pairs):
+        model.began.clear()
+        for _ in range(pairs + 1):
             step()
-        wait()
-        took.append((perf_counter() - began) / pairs)
+        took.append(median(after - before for before, after in pairwise(model.began)))
     return took[1] - took[0], took[0]
 
 
@@ -131,7 +128,7 @@ def blocks_on_ranks(ranks: Ranks, size: int, pairs: int, count: int, device_s: f
     blocks = count + 1  # the first one warms up
     if not device_s:
         return [block(plain, splits, pairs, perf_counter) for _ in range(blocks)][1:]
-    return [block_ahead(plain, splits, model.wait, pairs) for _ in range(blocks)][1:]
+    return [block_ahead(plain, splits, model, pairs) for _ in range(blocks)][1:]
 
 
 def ratio_of(blocks: Sequence[Sequence[float]]) -> tuple[float, float, float]:
