@@ -82,6 +82,7 @@ def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, divide:
         if optimizer is not None:
             if any(id(parameter) not in shards for _, parameter in grouped_parameters(optimizer)):
                 _update_apart(optimizer, undo)
+            undo.callback(_make_whole, optimizer, shards)
             for group in optimizer.param_groups:
                 undo.replace(group, "params", [shards.get(id(each), (each, each))[1] for each in group["params"]])
             divide_state(optimizer, shards, ranks, undo)
@@ -383,6 +384,13 @@ def _uses(model: nn.Module) -> Counter[int]:
 def is_without_data(model: nn.Module) -> bool:
     """Returns whether a model is a copy without data, as in a trace."""
     return any(isinstance(parameter.data, FakeTensor) for parameter in model.parameters())
+
+
+def _make_whole(optimizer: Optimizer, shards: Shards) -> None:
+    """Gives groups that were added meanwhile whole parameters instead of sharded ones."""
+    wholes = {id(shard): whole for whole, shard in shards.values()}
+    for group in optimizer.param_groups:
+        group["params"][:] = [wholes.get(id(each), each) for each in group["params"]]
 
 
 def _release(shards: Shards, undo: Undo) -> None:

@@ -127,6 +127,19 @@ def test_a_rank_alone_trains_its_own_part(layout: str, count: int, number: int) 
         assert not others.any(), name
 
 
+def test_a_group_that_is_added_to_the_optimizer_of_a_sharded_step_gets_whole_parameters_at_the_end() -> None:
+    case = Case(WORKLOADS["mlp"])
+    frozen = next(case.model.parameters()).requires_grad_(False)
+    optimizer = torch.optim.SGD([each for each in case.model.parameters() if each is not frozen], lr=0.1, momentum=0.9)
+    case.draft.optimizer = optimizer
+    with fake_ranks(2) as case.draft.ranks, prepare(PLANS[3], case.draft, members()) as step:
+        optimizer.add_param_group({"params": [next(step.model.parameters()).requires_grad_()]})
+        step(case.batch)
+    assert optimizer.param_groups[1]["params"][0] is frozen
+    assert all(type(each) is nn.Parameter for group in optimizer.param_groups for each in group["params"])
+    optimizer.state_dict()
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
