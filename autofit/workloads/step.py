@@ -373,7 +373,8 @@ class TrainStep:
         """Runs one optimizer step and returns the loss of its whole batch, detached, on the device.
 
         In inference, runs the forward pass under `torch.inference_mode` and returns the output on the last micro batch.
-        Warns once about a batch that is not from `loader`, if the plan was not proven for it.
+        Warns once about a batch that is not from `loader`, if the plan was not proven for it. A step that fails leaves
+        no gradients, unless some were set before it.
 
         Raises:
             UsageError: the draft is `one_pass`, but the batch has several parts.
@@ -388,6 +389,7 @@ class TrainStep:
                 "expected one. Pass one batch per step."
             )
         update, self.draft.stepping = self.draft.loss.update, True
+        added_to = update is not None or _has_gradients(self.draft.optimizer)
         try:
             if update is not None:  # the user's passes and updates are one phase
                 part = self._bring(step_batch.parts[0])
@@ -395,10 +397,13 @@ class TrainStep:
                     loss = update(self.draft.model, self.draft.optimizer, part)
             else:
                 loss = self.backward(step_batch)
+                self._update(self.draft.optimizer)
+        except BaseException:
+            if not added_to:  # the next step would add to what this one has left
+                self.draft.optimizer.zero_grad(set_to_none=True)
+            raise
         finally:
             self.draft.stepping = False
-        if update is None:
-            self._update(self.draft.optimizer)
         if self.draft.scheduler is not None:
             self.draft.scheduler.step()
         return loss
@@ -505,6 +510,10 @@ class TrainStep:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(each.grad is not None for group in optimizer.param_groups for each in group["params"])
 
 
 def clip(parameters: Sequence[torch.Tensor], max_norm: float) -> None:

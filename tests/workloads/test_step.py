@@ -255,6 +255,27 @@ def test_the_phase_of_a_failure_can_be_read(phase: str) -> None:
     assert step.phase == phase
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_step_that_failed_leaves_nothing_to_the_next_one(error: type[BaseException]) -> None:
+    model, fails = targets.mlp(), [False, True]
+
+    def compute(model: nn.Module, batch: Any) -> torch.Tensor:
+        if fails and fails.pop(0):
+            raise error("in the second micro batch")
+        return cross_entropy(model, batch)
+
+    loss = LossRule("loss", compute, inferred=False, about="")
+    step, batch = make_step(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss), StepBatch.of(batches(2))
+    expected = copy.deepcopy(model)
+    with pytest.raises(error):
+        step(batch)
+    assert all(each.grad is None for each in model.parameters())
+    step(batch)
+    make_step(expected, torch.optim.SGD(expected.parameters(), lr=0.1))(batch)
+    for found, wanted in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(found, wanted)
+
+
 def test_a_batch_is_brought_to_the_device_of_the_step() -> None:
     seen: list[Any] = []
 
