@@ -17,7 +17,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from autofit.core.errors import SpaceError, Untraceable
+from autofit.core.errors import SpaceError, Untraceable, WorkloadError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, KnobValue, Plan
 from autofit.core.space import Refusal
@@ -191,6 +191,10 @@ class RankLayout(Strategy):
                 made = _partitioned(optimizer, ranks)
                 part_state(optimizer, made.optim, ranks, undo)
                 undo.set(draft, "optimizer", made)
+            if layout in BUCKETED and draft.optimizer is not None and not ranks.is_fake:
+                averaged = _Average(model, ranks, issued(ranks.group), _trained(model))
+                undo.callback(draft.optimizer.register_step_pre_hook(averaged.check).remove)
+                undo.callback(draft.optimizer.register_step_post_hook(averaged.note).remove)
             undo.set(draft, "gathers", layout != REPLICATED and ranks.train)
             yield
 
@@ -423,6 +427,48 @@ class Buckets:
         distributed.barrier(self.wrapped.process_group)
         self.wrapped.reducer._reset_state()
         self.wrapped.require_forward_param_sync = True
+
+
+@dataclass(slots=True)
+class _Average:
+    """Checks before each update that gradients were averaged over ranks, as otherwise each would train on its own.
+
+    `DistributedDataParallel` averages those of the parameters that were trainable when it was made, in passes of its
+    own forward method.
+    """
+
+    model: nn.Module
+    ranks: Ranks
+    before: int
+    trained: list[bool]
+
+    def check(self, *_: Any) -> None:
+        """Checks it.
+
+        Raises:
+            WorkloadError: nothing was exchanged, or other parameters are trainable now.
+        """
+        if issued(self.ranks.group) == self.before:
+            raise WorkloadError(
+                "the gradients were not averaged over ranks: found that step_fn or the loss calls the model by a "
+                "variable of its own; expected the model that it gets, which averages them. Call its argument."
+            )
+        if (trained := _trained(self.model)) != self.trained:
+            names = [name for name, _ in self.model.named_parameters()]
+            changed = [n for n, was, now in zip(names, self.trained, trained, strict=False) if was is not now]
+            raise WorkloadError(
+                f"found that requires_grad of {', '.join(changed[:3])}{' and others' * (len(changed) > 3)} was changed "
+                "after prepare, which gradients averaged in buckets do not follow; expected the same trainable "
+                "parameters until close(). Tune and prepare again after the change, or pin layout=full."
+            )
+
+    def note(self, *_: Any) -> None:
+        """Counts from now what ranks exchange."""
+        self.before = issued(self.ranks.group)
+
+
+def _trained(model: nn.Module) -> list[bool]:
+    return [parameter.requires_grad for parameter in model.parameters()]
 
 
 def _averaged_alone(count: int, bucket: Any) -> torch.futures.Future[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.tensor import DTensor
 
 from autofit import workloads
+from autofit.core.errors import WorkloadError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.strategies import members
@@ -129,6 +131,39 @@ def test_an_error_on_one_rank_alone_is_raised_at_once_and_on_all_ranks_brings_th
     is_whole = layout == "optimizer"
     assert launched(left, layout, [0]) == [["KeyError", is_whole, 1], ["ConnectionError", is_whole, 1]]
     assert launched(left, layout, [0, 1]) == [["KeyError", True, 0]] * 2
+
+
+def not_averaged(ranks: Ranks, layout: str) -> list[str]:
+    """Trains with a loss that calls the model of the script, and with a parameter that is frozen in the training."""
+    said = []
+    for way in ("by its own name", "frozen"):
+        draft, batch = draft_of("mlp", ranks.count)
+        draft.ranks, inner, loss = ranks, draft.model, draft.loss
+
+        def compute(model: Any, part: Any, inner: Any = inner, loss: Any = loss) -> Any:
+            return loss.compute(inner, part)
+
+        if way != "frozen":
+            draft.loss = replace(loss, compute=compute)
+        with prepare(plan_of({"layout": layout}), draft, members()) as step:
+            part = parts_of(split(batch, [SIZE] * ranks.count)[ranks.number], step.plan)
+            if way == "frozen":
+                step(part)
+                next(inner.parameters()).requires_grad_(False)
+            try:
+                step(part)
+            except WorkloadError as error:
+                said.append(str(error))
+    return said
+
+
+@pytest.mark.parametrize("layout", ["replicated", "optimizer"])
+def test_gradients_that_are_not_averaged_end_the_training_on_all_ranks(layout: str) -> None:
+    first, second = launched(not_averaged, layout)
+    assert first == second
+    assert "calls the model by a variable of its own" in first[0]
+    assert "requires_grad of" in first[1]
+    assert "was changed after prepare" in first[1]
 
 
 def closed_late(ranks: Ranks) -> list[str]:
