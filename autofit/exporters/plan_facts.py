@@ -28,7 +28,8 @@ BF16 = "bf16"
 
 def has_fixed_batches(answer: Answer) -> bool:
     """Returns whether the batches of the user's loader are those of the plan, because no others can be made."""
-    return any(refusal.name == MICRO_BATCH_SIZE for refusal in answer.refused)
+    sizes = (each.reason for each in answer.refused if each.name == MICRO_BATCH_SIZE)
+    return any(not reason.startswith("pinned to ") for reason in sizes)  # others could be made, but were not wanted
 
 
 def max_grad_norm(answer: Answer) -> float | None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autofit.core.answer import Answer
+from autofit.core.environment import launched_ranks
 from autofit.core.errors import UsageError
 from autofit.exporters.plan_facts import (
     GATHER,
@@ -43,18 +44,14 @@ def accelerator_arguments(plan: GivenPlan) -> dict[str, Any]:
     these arguments and the loader's.
 
     Raises:
-        UsageError: the environment variable ACCELERATE_GRADIENT_ACCUMULATION_STEPS has another value, or accelerate,
-            which a plan that compiles or shards needs here, is not installed.
+        UsageError: the environment variable ACCELERATE_GRADIENT_ACCUMULATION_STEPS has another value, the plan is for
+            several ranks and as many were not started, or accelerate, which a plan that compiles or shards needs here,
+            is not installed.
         PlanFileError: the file is not a plan file.
     """
     fit = fit_of(plan)
     found, steps = fit.export("accelerate"), fit.plan.accumulation_steps
-    text = os.environ.get(STEPS)
-    if text is not None and text != str(steps):
-        raise UsageError(
-            f"found {STEPS}={text} in the environment, which wins over the Accelerator's argument; the plan has "
-            f"{steps} accumulation steps. Remove the variable, or set it to {steps}."
-        )
+    _check_launch(steps, fit.answer.environment.ranks)
     done = {GATHER} if "fsdp_config" in found.settings else set()  # in the plugins below
     done |= set() if divides_each_time(fit.answer) else {SYNC}
     given = replicated_arguments(fit.answer)
@@ -97,3 +94,18 @@ def _sharded(answer: Answer, sharded: Mapping[str, Any], rows: Mapping[str, Any]
         sizes = {key.removeprefix("parallelism_config_"): size for key, size in rows.items()}
         found["parallelism_config"] = utilities.ParallelismConfig(**sizes)
     return found
+
+
+def _check_launch(steps: int, ranks: int) -> None:
+    """Refuses an environment that contradicts a plan of these accumulation steps and ranks."""
+    text, (_, started) = os.environ.get(STEPS), launched_ranks()
+    if text is not None and text != str(steps):
+        raise UsageError(
+            f"found {STEPS}={text} in the environment, which wins over the Accelerator's argument; the plan has "
+            f"{steps} accumulation steps. Remove the variable, or set it to {steps}."
+        )
+    if ranks not in (1, started):
+        raise UsageError(
+            f"found {started} process{'es' * (started > 1)}, and the plan is for {ranks} ranks, so that the global "
+            f"batch would be another. Start as many: accelerate launch --num_processes {ranks}, or torchrun."
+        )

@@ -131,7 +131,7 @@ class ApplyPlan(_UnderPlan):
         """
         if stage != "fit":
             return
-        _check_trainer(trainer, pl_module)
+        _check_trainer(trainer, pl_module, self.fit.answer.environment.ranks)
         _check_precision(trainer, self._export.settings.get(PRECISION, trainer.precision))
         _set_clipping(trainer, self._export.settings.get(CLIPPING))
         warn_of(self.fit.plan, self._export)
@@ -241,8 +241,8 @@ _UNMEASURED = ("backward", "optimizer_step", "optimizer_zero_grad")
 _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
-def _check_trainer(trainer: Any, module: Any) -> None:
-    """Refuses a training whose optimizer step is not that of a plan."""
+def _check_trainer(trainer: Any, module: Any, ranks: int = 1) -> None:
+    """Refuses a training whose optimizer step is not that of a plan of this number of ranks."""
     name = type(module).__name__
     if not module.automatic_optimization:
         raise UsageError(
@@ -250,10 +250,10 @@ def _check_trainer(trainer: Any, module: Any) -> None:
             "expected automatic optimization, since a plan describes the step of one optimizer. Use "
             "autofit.tune(model, loader, step_fn=...) for one of the models."
         )
-    if trainer.world_size != 1:
+    if trainer.world_size != ranks:
         raise UsageError(
-            f"found a Trainer with {trainer.world_size} processes; expected 1, in which the plan was measured: its "
-            "global batch would be multiplied. Pass devices=1, num_nodes=1."
+            f"found a Trainer with {trainer.world_size} processes; expected {ranks}, as many as the plan is measured "
+            f"with, since its global batch would change. Pass devices={ranks}, num_nodes=1, or as many on all nodes."
         )
     scheduled = [c for c in trainer.callbacks if type(c).__name__ == "GradientAccumulationScheduler"]
     if scheduled:

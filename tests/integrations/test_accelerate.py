@@ -78,7 +78,17 @@ def test_ranks_replicate_the_model_by_default_and_shards_are_a_plugin(recwarn: p
     assert (steps.num_steps, steps.sync_each_batch) == (2, True)
 
 
-def test_rows_of_ranks_and_gradients_that_wait_are_arguments(recwarn: pytest.WarningsRecorder) -> None:
+def started(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets what a launcher of several ranks tells the first one."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_rows_of_ranks_and_gradients_that_wait_are_arguments(
+    recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(4, monkeypatch)
+
     def given(**values: Any) -> dict[str, Any]:
         found = fit(accumulation_steps=2, sync_each_batch=False, **values).answer
         changes = {"device_type": "cuda", "settings": {"ranks": "4", "rows": "2"}}
@@ -111,10 +121,23 @@ def test_compilation_is_a_plugin() -> None:
     assert (plugin.backend.value, plugin.mode, plugin.use_regional_compilation) == ("INDUCTOR", "default", True)
 
 
+def test_a_plan_of_several_ranks_is_for_as_many_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = fit(layout="replicated").answer
+    settings = {**given.environment.settings, "ranks": "2"}
+    environment = given.environment.model_copy(update={"settings": settings})
+    plan = Fit(given.model_copy(update={"environment": environment}))
+    with pytest.raises(UsageError, match="found 1 process, and the plan is for 2 ranks"):
+        accelerator_arguments(plan)
+    started(2, monkeypatch)
+    assert accelerator_arguments(plan)["gradient_accumulation_steps"] == plan.plan.accumulation_steps
+
+
 def test_the_arguments_of_a_loader() -> None:
     assert loader_arguments(fit()) == {"batch_size": 4}
     fixed = (Refusal(name="micro_batch_size", reason="its batch sampler decides"),)
     assert loader_arguments(Fit(fit().answer.model_copy(update={"refused": fixed}))) == {}
+    pinned = (Refusal(name="micro_batch_size", reason="pinned to 4"),)
+    assert loader_arguments(Fit(fit().answer.model_copy(update={"refused": pinned}))) == {"batch_size": 4}
     loading = Loading(
         needed_per_s=1.0, trials=(LoadingTrial(workers=1),), workers=1, prefetch_factor=2, persistent_workers=True
     )
