@@ -48,7 +48,11 @@ def applying_lines(r: Answer, *, from_file: bool) -> list[str]:
     if from_file and update is not None:
         given += f", {update}={update}"
     note = ["# with the loss_fn or step_fn of tune"] if from_file and not inference and update is None else []
-    return [*note, f"step = fit.prepare({given})", "for batch in step.loader:", f"    {result} = step(batch)"]
+    lines = [*note, f"step = fit.prepare({given})", "for batch in step.loader:", f"    {result} = step(batch)"]
+    if (ranks := r.environment.ranks) == 1:
+        return lines
+    met = [f"# on each of {ranks} ranks, as torchrun starts them", "torch.distributed.init_process_group()"]
+    return [*met, *lines, "step.close()"]
 
 
 def fitted(code: Sequence[str], width: int) -> list[str]:

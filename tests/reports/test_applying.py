@@ -35,6 +35,15 @@ def test_without_a_plan_file_it_says_to_save_first() -> None:
     ast.parse(code)
 
 
+def test_a_plan_of_several_ranks_is_applied_in_a_process_group() -> None:
+    r = answer()
+    settings = {**r.environment.settings, "ranks": "4"}
+    code = apply_code(r.model_copy(update={"environment": r.environment.model_copy(update={"settings": settings})}))
+    assert "# on each of 4 ranks" in code
+    assert code.index("init_process_group()") < code.index("fit.prepare(") < code.index("step.close()")
+    ast.parse(code)
+
+
 def test_a_plan_for_inference_has_no_optimizer() -> None:
     r = answer()
     environment = r.environment.model_copy(update={"settings": {"mode": "inference"}})
