@@ -6,7 +6,7 @@ import pickle
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -28,11 +28,13 @@ from autofit.strategies.precision import format_of, lack_of
 from autofit.strategies.shards import (
     Blocks,
     any_used,
+    discard_pass,
     in_bf16,
     in_blocks,
     is_without_data,
     kept_apart,
     noted,
+    noted_wholes,
     sharded,
     sharding,
     takes_unused,
@@ -207,10 +209,14 @@ class RankLayout(Strategy):
         divide = in_blocks(mesh, reshard=plan.values.get(RESHARD, True) is True, formats=formats)
         undo.enter_context(sharded(draft.model, draft.optimizer, ranks, divide))
         undo.enter_context(any_used(draft, ranks, look=plan.values.get(UNUSED) is True))
+        kept: Mapping[int, torch.Tensor] = {}
         if plan.values.get(SYNC, True) is False:
+            kept = noted_wholes(draft.model, undo)
             undo.set(draft, "accumulating", partial(kept_apart, draft.model, in_rows=in_rows))
         else:
             undo.set(draft, "exchange", Blocks.of(draft.model))
+        if ranks.train and hasattr(draft.model, "reset_iter_state"):
+            undo.set(draft, "discard", partial(discard_pass, draft.model, kept))
 
 
 def _looking(facts: Facts) -> tuple[Knob, ...]:
@@ -448,11 +454,6 @@ class _Average:
         Raises:
             WorkloadError: nothing was exchanged, or other parameters are trainable now.
         """
-        if issued(self.ranks.group) == self.before:
-            raise WorkloadError(
-                "the gradients were not averaged over ranks: found that step_fn or the loss calls the model by a "
-                "variable of its own; expected the model that it gets, which averages them. Call its argument."
-            )
         if (trained := _trained(self.model)) != self.trained:
             names = [name for name, _ in self.model.named_parameters()]
             changed = [n for n, was, now in zip(names, self.trained, trained, strict=False) if was is not now]
@@ -460,6 +461,11 @@ class _Average:
                 f"found that requires_grad of {', '.join(changed[:3])}{' and others' * (len(changed) > 3)} was changed "
                 "after prepare, which gradients averaged in buckets do not follow; expected the same trainable "
                 "parameters until close(). Tune and prepare again after the change, or pin layout=full."
+            )
+        if issued(self.ranks.group) == self.before:
+            raise WorkloadError(
+                "the gradients were not averaged over ranks: found that step_fn or the loss calls the model by a "
+                "variable of its own; expected the model that it gets, which averages them. Call its argument."
             )
 
     def note(self, *_: Any) -> None:

@@ -6,10 +6,11 @@ this is put back, so that a model can be tried under several layouts.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -269,9 +270,7 @@ class Blocks:
 
     def complete(self, passes: int) -> None:
         """Divides the weights again, and gathers and averages what is left."""
-        for parameter in self.model.parameters():  # those of a block that is gathered are whole, and have gradients
-            parameter.grad = None
-        self.model.reset_iter_state()
+        discard_pass(self.model)
         sent = {group: issued(group) - before for group, before in self._before.items()}
         for call in self._calls * passes:
             sent[call.group] -= 1
@@ -280,6 +279,32 @@ class Blocks:
 
     def reset(self) -> None:
         """Does nothing: a rank that completes a pass can begin another one, and so can the others."""
+
+
+def discard_pass(model: Any, wholes: Mapping[int, torch.Tensor] = MappingProxyType({})) -> None:
+    """Divides the weights of a sharded model again after a failed pass, and lets go of all its gradients.
+
+    `wholes` are its whole parameters, which have gradients of micro batches before, see `kept_apart`.
+    """
+    for parameter in (*model.parameters(), *wholes.values()):  # those of a block that is gathered are whole
+        parameter.grad = None
+    model.reset_iter_state()
+
+
+def noted_wholes(model: nn.Module, undo: Undo) -> Mapping[int, torch.Tensor]:
+    """Returns a mapping that gets the whole parameters of a sharded model in its first pass; later ones reuse them."""
+    found, seen = dict[int, torch.Tensor](), set[int]()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
+    def note(module: nn.Module, _: Any) -> None:
+        if id(module) not in seen:
+            seen.add(id(module))
+            found.update({id(each): each for each in module.parameters() if not is_traceable_wrapper_subclass(each)})
+
+    for module in model.modules():
+        if hasattr(module, "unshard"):
+            undo.callback(module.register_forward_pre_hook(note).remove)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +436,7 @@ def _bring_back(shards: Shards, *, alone: bool) -> None:
     for whole, shard in shards.values():
         if isinstance(whole.data, FakeTensor):
             continue
+        whole.requires_grad_(shard.requires_grad)  # the user may have frozen a layer meanwhile
         if not alone:
             whole.copy_(shard.full_tensor())
             continue

@@ -275,6 +275,7 @@ class Draft:
             exchanged between ranks yet.
         together: whether all ranks compute each micro batch together, so that a step runs those of all ranks.
         exchange: what the passes exchange between ranks; None if there is one, or if a failed pass cannot be left.
+        discard: lets go of what a failed pass has left, beside gradients of the optimizer's parameters; None: nothing.
         gathers: whether closing the step brings together what ranks have divided, so that all of them must close it.
     """
 
@@ -297,6 +298,7 @@ class Draft:
     accumulating: Callable[[], AbstractContextManager[Any]] = nullcontext
     together: bool = False
     exchange: Exchange | None = None
+    discard: Callable[[], None] | None = None
     gathers: bool = False
 
     @classmethod
@@ -400,6 +402,8 @@ class TrainStep:
                 self._update(self.draft.optimizer)
         except BaseException:
             if not added_to:  # the next step would add to what this one has left
+                if self.draft.discard is not None:
+                    self.draft.discard()
                 self.draft.optimizer.zero_grad(set_to_none=True)
             raise
         finally:

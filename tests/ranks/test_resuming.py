@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,8 @@ from torch import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.tensor import DTensor
 
-from autofit import workloads
-from autofit.core.errors import WorkloadError
+from autofit import fit, workloads
+from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.strategies import members
@@ -131,6 +132,74 @@ def test_an_error_on_one_rank_alone_is_raised_at_once_and_on_all_ranks_brings_th
     is_whole = layout == "optimizer"
     assert launched(left, layout, [0]) == [["KeyError", is_whole, 1], ["ConnectionError", is_whole, 1]]
     assert launched(left, layout, [0, 1]) == [["KeyError", True, 0]] * 2
+
+
+def unlike(ranks: Ranks) -> list[str]:
+    """Continues with an optimizer that has state on one rank only, and with one whose learning rates differ."""
+    said = []
+    for way in ("alike", "state", "rate"):
+        draft, _ = draft_of("mlp", ranks.count)
+        optimizer = torch.optim.AdamW(draft.model.parameters(), lr=0.1 + 0.1 * ranks.number * (way == "rate"))
+        for parameter in draft.model.parameters() if way != "state" or ranks.number == 0 else ():
+            optimizer.state[parameter] = {"step": torch.tensor(1.0), "exp_avg": torch.ones_like(parameter)}
+        try:
+            fit._check_alike(ranks, optimizer)
+        except UsageError as error:
+            said.append(str(error))
+    return said
+
+
+def test_ranks_that_continue_with_different_optimizers_are_told() -> None:
+    first, second = launched(unlike)
+    assert first == second
+    state, rate = first
+    assert "found that the state of the optimizer on rank 1 differs from that of rank 0" in state
+    assert "settings, such as the learning rate, of the optimizer on rank 1" in rate
+
+
+def failed_once(ranks: Ranks, changes: dict[str, Any]) -> float:
+    """Trains a step that fails in its second micro batch, and a sound one; returns how far that is from the latter."""
+    found = []
+    for fails in (True, False):
+        draft, batch = draft_of("mlp", ranks.count)
+        draft.ranks, loss, failing = ranks, draft.loss, [False, True] if fails else []
+
+        def compute(model: Any, part: Any, loss: Any = loss, failing: list[bool] = failing) -> Any:
+            if failing and failing.pop(0):
+                raise KeyError("of the user")
+            return loss.compute(model, part)
+
+        draft.loss = replace(loss, compute=compute)
+        plan = plan_of({**changes, "accumulation_steps": 2})
+        part = parts_of(split(batch, [SIZE] * ranks.count)[ranks.number], plan)
+        with prepare(plan, draft, members()) as step:
+            for _ in range(1 + fails):
+                with suppress(KeyError):
+                    step(part)
+        found.append({name: each.detach().clone() for name, each in draft.model.named_parameters()})
+    return distance(*found)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"layout": "replicated"}, {"layout": "full"}, {"layout": "full", "sync_each_batch": False}]
+)
+def test_a_step_that_failed_on_all_ranks_leaves_nothing_to_the_next_one(changes: dict[str, Any]) -> None:
+    assert max(launched(failed_once, changes)) == 0.0
+
+
+def frozen_later(ranks: Ranks) -> list[bool]:
+    draft, batch = draft_of("mlp", ranks.count)
+    draft.ranks = ranks
+    with prepare(plan_of({"layout": "full"}), draft, members()) as step:
+        next(step.model.parameters()).requires_grad_(False)
+        step(parts_of(split(batch, [SIZE] * ranks.count)[ranks.number], step.plan))
+    return [each.requires_grad for each in draft.model.parameters()]
+
+
+def test_what_was_frozen_in_a_sharded_training_stays_frozen() -> None:
+    for frozen, *others in launched(frozen_later):
+        assert not frozen
+        assert all(others)
 
 
 def not_averaged(ranks: Ranks, layout: str) -> list[str]:
