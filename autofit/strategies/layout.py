@@ -465,7 +465,7 @@ class _Average:
         if issued(self.ranks.group) == self.before:
             raise WorkloadError(
                 "the gradients were not averaged over ranks: found that step_fn or the loss calls the model by a "
-                "variable of its own; expected the model that it gets, which averages them. Call its argument."
+                "variable of its own; expected the model that it gets, which averages them. Use its argument."
             )
 
     def note(self, *_: Any) -> None:

@@ -180,8 +180,8 @@ def _fits(count: int, ranks: Ranks) -> bool:
     distributed.all_reduce(found, group=ranks.group)
     if found.item():
         warnings.warn(
-            "the whole state of the optimizer does not fit on each device, and comes back in main memory. Save it from "
-            "there, or load it into an optimizer with load_state_dict, which moves it.",
+            "the whole state of the optimizer does not fit on each device, and comes back in main memory. Load "
+            "optimizer.state_dict() with load_state_dict, which moves it, where there is room.",
             stacklevel=2,
         )
     return not found.item()

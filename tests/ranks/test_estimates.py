@@ -71,7 +71,7 @@ def test_layouts_are_compared_and_a_larger_share_leaves_more_room() -> None:
     [
         ("replicated", "gradient_as_bucket_view=True"),
         ("optimizer", "gradient_as_bucket_view=True"),
-        ("full", "reshard_after_forward=False"),
+        pytest.param("full", "reshard_after_forward=False", marks=pytest.mark.slow),
         pytest.param("full", "gather_precision=bf16", marks=pytest.mark.slow),
     ],
 )
