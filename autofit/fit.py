@@ -187,7 +187,8 @@ class Fit:
             WorkloadError: the loader, loss or optimizer cannot be used.
         """
         terms = Terms(loss_fn, step_fn, optimizer, update_fn).completed_by(self.terms)
-        self._check(model := inside(model) if self.answer.environment.ranks > 1 else model, terms, scaler)
+        model = inside(model) if self.answer.environment.ranks > 1 else model
+        self._check(model, terms, scaler)
         workload = Workload(
             model,
             loader,
@@ -211,9 +212,8 @@ class Fit:
         weighing, host_bytes = Weighing.of(self.answer.environment.settings), devices.available_host_bytes()
         draft = Draft.of(workload, loss, device, weighing, host_bytes, varies=source.varies)
         draft.scaler, draft.scheduler, draft.ranks = scaler, scheduler, ranks
-        _check_alike(ranks, draft.optimizer)
-        known = signature(model, source.structure(), loss.name), source.length
-        for doubt in self._doubts(loss, *known, draft.optimizer):
+        found = signature(model, source.structure(), loss.name)
+        for doubt in self._doubts(loss, found, source.length, draft.optimizer):
             warnings.warn(doubt, stacklevel=2)
         step = prepare(self.plan, draft, members())
         if splitting is not None:
@@ -385,33 +385,3 @@ class Fit:
         if not workload.training:
             device.release()  # an evaluation was proven from an empty cache, and the training's is full
         return place
-
-
-def _check_alike(ranks: Ranks | None, optimizer: torch.optim.Optimizer | None) -> None:
-    """Checks that all ranks continue with the same optimizer state and settings, such as the learning rate.
-
-    Raises:
-        UsageError: one has others than rank 0, on all ranks.
-    """
-    if ranks is None or optimizer is None:
-        return
-    settings = [[(name, _brief(each)) for name, each in g.items() if name != "params"] for g in optimizer.param_groups]
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = [[(name, _brief(each)) for name, each in optimizer.state.get(p, {}).items()] for p in parameters]
-    said: list[Any] = [None] * ranks.count
-    torch.distributed.all_gather_object(said, [settings, state], group=ranks.group)
-    for rank, (theirs, values) in enumerate(said):
-        if (theirs, values) != tuple(said[0]):
-            what = "settings, such as the learning rate," if theirs != said[0][0] else "state"
-            raise UsageError(
-                f"found that the {what} of the optimizer on rank {rank} differs from that of rank 0; expected the same "
-                "on all ranks, of which each continues with its own. Load the checkpoint on all of them, the "
-                "scheduler's too."
-            )
-
-
-def _brief(value: Any) -> str:
-    """Returns a number or text as it is, of a tensor the shape and the sum, and of anything else the type."""
-    if isinstance(value, torch.Tensor):
-        return f"{tuple(value.shape)} {value.sum().item()!r}"
-    return repr(value) if isinstance(value, int | float | str | tuple | None) else type(value).__name__

@@ -23,7 +23,7 @@ from autofit.core.plan import ACCUMULATION_STEPS, KnobValue, Plan
 from autofit.core.space import Refusal
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
 from autofit.strategies.blocks import has_compiled_part
-from autofit.strategies.optimizer_state import part_state, undividable
+from autofit.strategies.optimizer_state import check_alike, part_state, undividable
 from autofit.strategies.precision import format_of, lack_of
 from autofit.strategies.shards import (
     Blocks,
@@ -181,6 +181,8 @@ class RankLayout(Strategy):
                 f"{KNOB}={layout} cannot be applied: {reason}; expected several ranks, and a plan and a "
                 "model for which the layout was offered. Choose another layout."
             )
+        if ranks.train and optimizer is not None:
+            check_alike(optimizer, ranks)
         with Undo() as undo:
             if layout in BUCKETED:
                 _replicate(draft, ranks, undo, **{name: plan.values.get(name) is True for name in (VIEWS, UNUSED)})

@@ -11,6 +11,8 @@ import torch
 from torch import distributed
 from torch.optim import Optimizer
 
+from autofit.core.errors import UsageError
+from autofit.strategies.tensor_parallel import tensors_of_ranks
 from autofit.strategies.torch_optimizers import grouped_parameters
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import FakeTensor, is_traceable_wrapper_subclass, pytree
@@ -20,13 +22,37 @@ State = dict[str, Any]
 """What an optimizer keeps for one parameter, by name."""
 Shards = Mapping[int, tuple[torch.Tensor, Any]]
 """Each whole parameter with its sharded one, by the identity of the whole one."""
-torch_distributed: Any = distributed
-"""The same module, of which torch does not declare all names."""
 
 
 def undividable(optimizer: Optimizer) -> bool:
     """Returns whether an optimizer has state of other shapes than its parameters, which is not divided with them."""
     return any(not _follows(value, owner) for owner, state in optimizer.state.items() for value in state.values())
+
+
+def check_alike(optimizer: Optimizer, ranks: Ranks) -> None:
+    """Checks that all ranks continue with the same optimizer state and settings, such as the learning rate.
+
+    Raises:
+        UsageError: one has others than rank 0, on all ranks.
+    """
+    settings = [[(name, _brief(each)) for name, each in g.items() if name != "params"] for g in optimizer.param_groups]
+    state = [[(n, _brief(e)) for n, e in optimizer.state.get(p, {}).items()] for _, p in grouped_parameters(optimizer)]
+    said = ranks.exchanged((settings, state))
+    for rank, each in enumerate(said):
+        if each != said[0]:
+            what = "settings, such as the learning rate," if each[0] != said[0][0] else "state"
+            raise UsageError(
+                f"found that the {what} of the optimizer on rank {rank} differs from that of rank 0; expected the same "
+                "on all ranks, of which each continues with its own. Load the checkpoint on all of them, the "
+                "scheduler's too."
+            )
+
+
+def _brief(value: Any) -> str:
+    """Returns a number or text as it is, of a tensor the shape and the sum, and of anything else the type."""
+    if isinstance(value, torch.Tensor):
+        return f"{tuple(value.shape)} {value.sum().item()!r}"
+    return repr(value) if isinstance(value, int | float | str | tuple | None) else type(value).__name__
 
 
 def divide_state(optimizer: Optimizer, shards: Shards, ranks: Ranks, undo: Undo) -> None:
@@ -88,25 +114,25 @@ def _part(value: Any, whole: torch.Tensor, shard: Any) -> Any:
         return value
     if shard is whole or value.dim() == 0 or value.shape != whole.shape:
         return value.clone()
-    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415  # takes long
-
-    return distribute_tensor(value, shard.device_mesh, shard.placements, src_data_rank=None)
+    return tensors_of_ranks().distribute_tensor(value, shard.device_mesh, shard.placements, src_data_rank=None)
 
 
 def _release(state: State, owner: torch.Tensor, undo: Undo) -> None:
     """Releases the memory of whole state, which a guard gives its content again."""
     for value in state.values():
         if isinstance(value, torch.Tensor) and value.shape == owner.shape and value.dim():
-            storage = value.untyped_storage()
-            if storage.resizable() and storage.nbytes() == value.nbytes:
-                undo.callback(storage.resize_, storage.nbytes())
-                storage.resize_(0)
+            undo.release(value)
+
+
+def wholes_of(shards: Shards) -> dict[int, torch.Tensor]:
+    """Returns each whole parameter by the identity of its sharded one."""
+    return {id(shard): whole for whole, shard in shards.values()}
 
 
 @torch.no_grad()
 def _bring_together(optimizer: Optimizer, shards: Shards, ranks: Ranks) -> None:
     """Gives each whole parameter the state of all of its parts."""
-    wholes = {id(shard): whole for whole, shard in shards.values()}
+    wholes = wholes_of(shards)
     trained: dict[Any, State] = dict(optimizer.state)
     optimizer.state.clear()
     count = sum(each.nbytes for state in trained.values() for each in state.values() if _is_divided(each))
@@ -135,8 +161,7 @@ def _exchange_parts(optimizer: Optimizer, owned: Optimizer, ranks: Ranks) -> Non
     parameters = [parameter for _, parameter in grouped_parameters(optimizer)]
     numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
     states = {numbers[id(owner)]: state for owner, state in owned.state.items()}
-    said: list[Any] = [None] * ranks.count
-    torch_distributed.all_gather_object(said, {n: _outline(state) for n, state in states.items()}, group=ranks.group)
+    said = ranks.exchanged({number: _outline(state) for number, state in states.items()})
     sent = [each for outlines in said for outline in outlines.values() for each, _ in outline.values()]
     fits = _fits(sum(each.nbytes for each in sent if isinstance(each, torch.Tensor)), ranks)
     for source, outlines in enumerate(said):
@@ -160,9 +185,7 @@ def _outline(state: State) -> dict[str, tuple[Any, bool]]:
 def _sent(mine: Any, outline: tuple[Any, bool], owner: torch.Tensor, source: int, ranks: Ranks) -> Any:
     """Returns an entry of the state of a parameter on all ranks; `mine` is that of the rank that has it."""
     sent, on_host = outline
-    if not isinstance(sent, torch.Tensor):
-        return sent
-    if not sent.is_meta:
+    if not isinstance(sent, torch.Tensor) or not sent.is_meta:  # what is no tensor counts as on the host
         return sent if on_host else sent.to(owner.device)
     found = torch.empty_like(sent, device=owner.device) if mine is None else mine
     ranks.broadcast(found, source)

@@ -18,7 +18,7 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 
 from autofit.strategies.blocks import find_blocks
-from autofit.strategies.optimizer_state import Shards, divide_state, torch_distributed
+from autofit.strategies.optimizer_state import Shards, divide_state, wholes_of
 from autofit.strategies.torch_optimizers import grouped_parameters
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import (
@@ -42,6 +42,8 @@ TABLES = tuple(
 )
 """The attributes of a module that hold its parameters and its hooks, by name."""
 
+torch_distributed: Any = distributed
+"""The same module, of which torch does not declare all names."""
 Divide = Callable[[nn.Module, Undo], None]
 """Replaces parameters of a model by sharded ones. What it registers is undone before the parameters are put back."""
 
@@ -79,7 +81,8 @@ def sharded(model: nn.Module, optimizer: Optimizer | None, ranks: Ranks, divide:
         if not ranks.guarded:
             undo.callback(_bring_back, shards, alone=ranks.is_fake)
         if released:
-            _release(shards, undo)
+            for whole, _ in shards.values():
+                undo.release(whole)
         if optimizer is not None:
             if any(id(parameter) not in shards for _, parameter in grouped_parameters(optimizer)):
                 _update_apart(optimizer, undo)
@@ -413,21 +416,9 @@ def is_without_data(model: nn.Module) -> bool:
 
 def _make_whole(optimizer: Optimizer, shards: Shards) -> None:
     """Gives groups that were added meanwhile whole parameters instead of sharded ones."""
-    wholes = {id(shard): whole for whole, shard in shards.values()}
+    wholes = wholes_of(shards)
     for group in optimizer.param_groups:
         group["params"][:] = [wholes.get(id(each), each) for each in group["params"]]
-
-
-def _release(shards: Shards, undo: Undo) -> None:
-    """Releases the memory of whole parameters, and registers that they get as much again, without its content.
-
-    Memory that is shared with an array of NumPy stays.
-    """
-    for whole, _ in shards.values():
-        storage = whole.untyped_storage()
-        if storage.resizable():
-            undo.callback(storage.resize_, storage.nbytes())
-            storage.resize_(0)
 
 
 @torch.no_grad()

@@ -28,6 +28,16 @@ class Undo(ExitStack):
         self.callback(setattr, owner, name, getattr(owner, name))
         setattr(owner, name, value)
 
+    def release(self, tensor: Any) -> None:
+        """Releases the memory of a tensor now, and registers that it gets as much again, without its content.
+
+        Memory that is shared with other tensors or with an array of NumPy stays.
+        """
+        storage = tensor.untyped_storage()
+        if storage.resizable() and storage.nbytes() == tensor.nbytes:
+            self.callback(storage.resize_, storage.nbytes())
+            storage.resize_(0)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:

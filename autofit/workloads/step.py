@@ -156,16 +156,20 @@ class Ranks:
         torch.distributed.broadcast(content, group=self.group, group_src=source)
         tensor.copy_(sent)
 
+    def exchanged(self, mine: Any) -> list[Any]:
+        """Returns what each rank says, an object that can be pickled, in their order. All must call it."""
+        found: list[Any] = [None] * self.count
+        torch.distributed.all_gather_object(found, mine, group=self.group)
+        return found
+
     def pooled(self, parts: Parts) -> Parts:
         """Returns the micro batches of all ranks, with their weights in the mean over ranks, on the host.
 
         Ranks that do not exist have those of this one; in a trace, `TRACED_PASSES` of them stand for all.
         """
         mine = [(map_tensors(part, torch.Tensor.cpu), weight) for part, weight in parts]
-        found: list[Any] = [mine] * self.count
-        if not self.is_fake:
-            torch.distributed.all_gather_object(found, mine, group=self.group)
-        elif any(isinstance(tensor, FakeTensor) for part, _ in mine for tensor in tensors(part)):
+        found = [mine] * self.count if self.is_fake else self.exchanged(mine)
+        if self.is_fake and any(isinstance(tensor, FakeTensor) for part, _ in mine for tensor in tensors(part)):
             del found[TRACED_PASSES:]
         # A step may change a batch, so that each pass has its own.
         return [(map_tensors(part, torch.clone), weight / self.count) for each in found for part, weight in each]

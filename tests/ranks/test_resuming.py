@@ -12,11 +12,12 @@ from torch import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.tensor import DTensor
 
-from autofit import fit, workloads
+from autofit import workloads
 from autofit.core.errors import UsageError, WorkloadError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.strategies import members
+from autofit.strategies.optimizer_state import check_alike
 from autofit.workloads.batch_algebra import split
 from autofit.workloads.step import Draft, Ranks
 
@@ -143,7 +144,7 @@ def unlike(ranks: Ranks) -> list[str]:
         for parameter in draft.model.parameters() if way != "state" or ranks.number == 0 else ():
             optimizer.state[parameter] = {"step": torch.tensor(1.0), "exp_avg": torch.ones_like(parameter)}
         try:
-            fit._check_alike(ranks, optimizer)
+            check_alike(optimizer, ranks)
         except UsageError as error:
             said.append(str(error))
     return said

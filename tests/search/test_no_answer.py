@@ -15,6 +15,7 @@ from autofit.core.outcome import CONTRACT, Outcome, Status
 from autofit.core.plan import Plan
 from autofit.core.space import Refusal, SearchSpace
 from autofit.core.trial import Purpose, Trial
+from autofit.probing.ranks.outcomes import LEFT_OUT
 from autofit.search.no_answer import nothing_measured
 from autofit.search.search import run
 from tests.fakes import (
@@ -118,6 +119,15 @@ def test_the_users_code_is_named_also_where_the_time_was_spent_after_it_failed()
     found = nothing_measured(trials, baseline, Budget(memory_bytes=1), "the time is spent", early=True)
     assert isinstance(found, UserCodeError)
     assert "KeyError: 'y'" in str(found)
+
+
+def test_a_reason_that_says_what_to_pin_is_not_called_a_fault_of_the_users_code() -> None:
+    bench = calm()
+    outcome = Outcome(status=Status.USER_ERROR, reason=f"rank 0: {LEFT_OUT}")
+    trials = [Trial(number=0, plan=bench.space.baseline, outcome=outcome)]
+    found = nothing_measured(trials, bench.space.baseline, Budget(memory_bytes=1), "the time is spent", early=True)
+    assert "your code" not in str(found)
+    assert str(found).endswith("pin find_unused_parameters=True, so that ranks look for them.")
 
 
 @pytest.mark.parametrize(("runs", "kind"), [(1, BudgetSpent), (2, UserCodeError)])
