@@ -4,13 +4,14 @@
 strategies, devices and the stand-in for CUDA reach into one operator or back end each, and name it where they do.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import _C, nn
+from torch import _C, distributed, nn
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
@@ -207,6 +208,22 @@ def default_store() -> Any:
     return _get_default_store()
 
 
+@contextmanager
+def default_group(group: Any) -> Iterator[None]:
+    """Makes a process group the one of collective operations that name none, until the context is left."""
+    found: Any = distributed.group  # whose setter is not in the stubs
+    before, found.WORLD = found.WORLD, group
+    try:
+        yield
+    finally:
+        found.WORLD = before
+
+
+def numbering_of_exchanges() -> Any:
+    """Returns the module that numbers exchanges of tensors without data, by Python's generator: its `random`."""
+    return importlib.import_module("torch.distributed._meta_registrations")  # a torch may be built without
+
+
 def issued(group: Any) -> int:
     """Returns the number of collective operations that this rank has begun on a process group."""
     return int(group._get_sequence_number_for_group())
@@ -216,6 +233,20 @@ def time_limit(group: Any, device_type: str) -> timedelta:
     """Returns after how long a collective operation of a process group ends with an error."""
     found: timedelta = group._get_backend(torch.device(device_type)).options._timeout
     return found
+
+
+def known_groups() -> list[Any]:
+    """Returns the process groups of this process to which it belongs."""
+    from torch.distributed import distributed_c10d  # noqa: PLC0415  # a torch may be built without
+
+    return [each for each in distributed_c10d._world.pg_map if isinstance(each, distributed.ProcessGroup)]
+
+
+def limit_time(group: Any, limit: timedelta) -> None:
+    """Sets after how long a collective operation of a process group ends with an error."""
+    from torch.distributed import distributed_c10d  # noqa: PLC0415  # a torch may be built without
+
+    distributed_c10d._set_pg_timeout(limit, group)
 
 
 def forget_groups(mesh: Any) -> None:

@@ -1,14 +1,18 @@
 """Each private name of torch does what its users rely on, with the installed version."""
 
+import random
+from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 from autofit import torch_internals as internals
+from autofit.tracing.ranks import fake_ranks
 
 
 @pytest.mark.parametrize(
@@ -228,3 +232,33 @@ def test_the_lists_decide_what_foreach_takes() -> None:
     for types in internals.foreach_types():
         assert type(parameter) in types or torch.Tensor in types
         assert internals.FakeTensor not in types
+
+
+def test_another_process_group_can_be_the_default_and_have_a_limit() -> None:
+    limit = timedelta(seconds=7)
+    store: Any = vars(distributed)["HashStore"]()  # torch does not declare it
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=limit)
+    try:
+        mine, other = distributed.group.WORLD, distributed.new_group()
+        assert internals.known_groups() == [mine, other]
+        before = internals.issued(other)
+        internals.limit_time(other, timedelta(seconds=2))
+        assert internals.time_limit(other, "cpu") == timedelta(seconds=2)
+        assert internals.time_limit(mine, "cpu") == limit
+        with internals.default_group(other):
+            assert distributed.group.WORLD is other
+            distributed.all_reduce(torch.ones(1))
+        assert distributed.group.WORLD is mine
+        assert internals.issued(other) > before
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_exchanges_without_data_are_numbered_by_a_module_whose_generator_can_be_replaced() -> None:
+    with fake_ranks(2), internals.FakeTensorMode():
+        before = random.getstate()
+        with patch.object(internals.numbering_of_exchanges(), "random", random.Random()):
+            distributed.all_reduce(torch.ones(1))
+        assert random.getstate() == before
+        distributed.all_reduce(torch.ones(1))
+        assert random.getstate() != before

@@ -42,7 +42,14 @@ from autofit.strategies.shards import (
 from autofit.strategies.tensor_parallel import divide_layers, lack_of_layers, tensors_of_ranks
 from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step, lacks_fused_parts
 from autofit.strategies.undo import Undo
-from autofit.torch_internals import NormBase, is_traceable_wrapper_subclass, is_view, issued, pytree
+from autofit.torch_internals import (
+    NormBase,
+    is_traceable_wrapper_subclass,
+    is_view,
+    issued,
+    numbering_of_exchanges,
+    pytree,
+)
 from autofit.workloads.divided import divided_already
 from autofit.workloads.step import PER_MACHINE, Draft, Ranks, rows_of
 from autofit.workloads.workload import OptimizerSet
@@ -246,6 +253,7 @@ def _leaves_some_out(facts: Facts) -> bool:
         found.update(trained)
         drawn.append(_random_state())
         with Undo() as undo:
+            undo.set(numbering_of_exchanges(), "random", random.Random())  # else it draws from the other
             for name, parameter in trained.items():
                 hook: Any = partial(noted, gotten, name)
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]

@@ -503,6 +503,88 @@ def test_a_model_that_drops_layers_at_random_is_told_what_to_pin() -> None:
     assert "left trained" not in first
 
 
+class Together(Net):
+    """Normalizes by the statistics of the samples of all ranks, as `SyncBatchNorm` does on a GPU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = super().forward(x)
+        mean = found.detach().mean(0)
+        distributed.all_reduce(mean)
+        return found - mean / distributed.get_world_size()
+
+
+def contrast(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Returns a loss whose negatives are the samples of all ranks, and averages it over ranks to show it."""
+    own = nn.functional.normalize(model(batch[0]))
+    everyone = [torch.zeros_like(own) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(everyone, own.detach())
+    everyone[distributed.get_rank()] = own
+    places = distributed.get_rank() * len(own) + torch.arange(len(own))
+    loss = nn.functional.cross_entropy(own @ torch.cat(everyone).T, places)
+    shown = loss.detach().clone()
+    distributed.all_reduce(shown)
+    return loss
+
+
+def contrasted(ranks: Ranks, layout: str) -> dict[str, Any]:
+    """Trains an epoch whose steps communicate, under a plan and by hand."""
+    torch.manual_seed(0)
+    model = Together()
+    by_hand = DistributedDataParallel(copy.deepcopy(model))
+    pinned = {"layout": layout, **({"gather_precision": "fp32"} if layout == "full" else {})}
+    given = {**GIVEN, "loss_fn": None, "step_fn": contrast, "pinned": pinned}
+    before = distributed.group.WORLD
+    fit = autofit.tune(model, data(), optimizer=sgd, **given)
+    same = distributed.group.WORLD is before
+    step = fit.prepare(model, data(shuffle=False), sgd)
+    optimizer, moved = sgd(by_hand.parameters()), []
+    for batch in step.loader:
+        contrast(by_hand, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        moved.append(float(step(batch)))
+    step.close()
+    pairs = zip(model.parameters(), by_hand.parameters(), strict=True)
+    return {
+        "plan": str(fit.plan),
+        "same": same,
+        "alike": all(torch.allclose(x, y, rtol=1e-4, atol=1e-6) for x, y in pairs),
+        "moved": abs(moved[0] - moved[-1]) > 1e-3,
+    }
+
+
+@pytest.mark.parametrize("layout", ["replicated", "full"])
+def test_a_step_that_communicates_is_searched_and_trains_as_by_hand(layout: str) -> None:
+    first, second = launched(contrasted, layout)
+    assert first == second
+    assert first["same"]
+    assert first["alike"]
+    assert first["moved"]
+    assert "find_unused_parameters=True" not in first["plan"]
+
+
+def named(ranks: Ranks) -> list[str]:
+    group = distributed.new_group()
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = model(batch[0]).sum()
+        distributed.all_reduce(loss.detach().clone(), group=group)
+        return loss
+
+    try:
+        autofit.tune(net(), data(), optimizer=sgd, **{**GIVEN, "loss_fn": None, "step_fn": step})
+    except autofit.UsageError as error:
+        distributed.all_reduce(torch.ones(1), group=group)
+        return [str(error)]
+    return []
+
+
+def test_a_step_that_names_its_process_group_is_refused_and_the_group_works_afterwards() -> None:
+    first, second = launched(named)
+    assert first == second
+    assert "on a process group that it names" in first[0]
+
+
 class Slow(Net):
     """Takes 5 ms longer for a pass on rank 1."""
 

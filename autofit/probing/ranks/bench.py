@@ -67,6 +67,10 @@ SAME_SAMPLES = (
     "the loaders of all ranks make the same batch, so that all ranks would train on the same samples: give each its "
     "own part, by its rank"
 )
+NAMES_GROUP = (
+    "found that the step communicates on a process group that it names; expected the default group, which a search "
+    "replaces, since it also runs steps on one rank alone. Pass no group to collective operations of the step."
+)
 OF_A_RANK = ("data", "attributes")
 """Names of settings that may differ: each rank may have its own part of the data, and objects that know its number."""
 
@@ -78,6 +82,7 @@ class RankBench(LocalBench):
 
     Raises:
         SpaceError: this training cannot be divided among ranks.
+        UsageError: its step communicates on a process group of its own.
         AutofitError: as `LocalBench`.
     """
 
@@ -87,6 +92,8 @@ class RankBench(LocalBench):
         if reason := divided_already(workload.model):  # before a pass of it waits for other ranks
             raise SpaceError(f"found that {reason}. Expected a model that autofit can divide itself.")
         super().__init__(workload, device, divided(options, launch.count), watch=watch)
+        if launch.names_groups:  # while all ranks still run the same passes
+            raise UsageError(NAMES_GROUP)
         self._draw = launch.number
         check_divided(self.briefing.space, None, launch.count, "or tune it in one process")
         found = self.briefing.environment

@@ -21,7 +21,15 @@ from torch import distributed
 
 from autofit.core.environment import LAUNCHED, launched_ranks
 from autofit.core.errors import RanksLost
-from autofit.torch_internals import default_store, forget_groups
+from autofit.torch_internals import (
+    default_group,
+    default_store,
+    forget_groups,
+    issued,
+    known_groups,
+    limit_time,
+    time_limit,
+)
 from autofit.tracing.ranks import FAKE, fakes_allowed
 from autofit.workloads.step import Ranks, rows_of
 
@@ -58,7 +66,8 @@ class Launch:
         number: number of this rank, from 0.
         count: number of ranks.
         device_type: torch's name of the devices of the ranks.
-        fake: ranks that do not exist, with the number of this one, for steps that wait for nobody.
+        fake: ranks that do not exist, with the number of this one, for steps that wait for nobody. Their group is the
+            default of the process, so that a step may communicate itself; in a `group`, that one is.
     """
 
     store: Any
@@ -66,6 +75,8 @@ class Launch:
     count: int
     device_type: str
     fake: Ranks = field(init=False)
+    _default: Any = field(init=False)
+    _theirs: dict[Any, int] = field(default_factory=dict)
     _said: int = 0
     _heard: int = 0
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -74,6 +85,11 @@ class Launch:
     def leads(self) -> bool:
         """Whether this rank decides what all do."""
         return self.number == 0
+
+    @property
+    def names_groups(self) -> bool:
+        """Whether something has communicated on a process group of this process that is not the launch's."""
+        return any(issued(group) != before for group, before in self._theirs.items())
 
     def command(self, do: str, **what: object) -> int:
         """Says to all followers what to do. Returns the number of the command."""
@@ -136,16 +152,18 @@ class Launch:
             groups.append(distributed.new_group(ranks, backend=back_end, timeout=limit))
             return groups[-1]
 
-        ranks = Ranks.of(new_group(None), self.device_type, guarded=True)
-        try:
-            if in_rows:
-                ranks = ranks.in_rows(new_group)
-            yield ranks
-        finally:
-            for mesh in filter(None, (ranks.mesh, ranks.grid)):
-                forget_groups(mesh)
-            for made in reversed(groups):
-                _destroyed(made)
+        with default_group(self._default):
+            ranks = Ranks.of(new_group(None), self.device_type, guarded=True)
+            try:
+                if in_rows:
+                    ranks = ranks.in_rows(new_group)
+                with default_group(ranks.group):
+                    yield ranks
+            finally:
+                for mesh in filter(None, (ranks.mesh, ranks.grid)):
+                    forget_groups(mesh)
+                for made in reversed(groups):
+                    _destroyed(made)
 
     @contextmanager
     def alive(self) -> Iterator[None]:
@@ -286,12 +304,25 @@ def joined(device: torch.device, say: Callable[[str], None], limit_s: float) -> 
                 limit = timedelta(seconds=ARRIVAL_S)
                 distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=limit)
                 undo.callback(distributed.destroy_process_group)
+            _limit_groups(launch, undo)
             undo.enter_context(fakes_allowed(device.type))
             launch.fake = _fake(device.type, undo)
             _number_alike(launch)
+            launch._default = distributed.group.WORLD
+            undo.enter_context(default_group(launch.fake.group))
         except RuntimeError as error:
             raise _not_met(error) from None
         yield launch
+
+
+def _limit_groups(launch: Launch, undo: ExitStack) -> None:
+    """Limits the time of the user's process groups, as a step that names one may wait for other ranks in vain."""
+    for group in known_groups():
+        with suppress(RuntimeError):  # of devices of another kind
+            before = time_limit(group, launch.device_type)
+            limit_time(group, min(before, timedelta(seconds=SILENCE_S)))
+            undo.callback(limit_time, group, before)
+            launch._theirs[group] = issued(group)
 
 
 def _number_alike(launch: Launch) -> None:
