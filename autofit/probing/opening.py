@@ -87,9 +87,12 @@ def facts_of(
     whole = loss.update is not None
     micro, steps = baseline_batch(source.user_batch_size, total, source.resizable, joinable, whole=whole)
 
-    def rehearsed(watch: Watch) -> None:
+    def rehearsed(watch: Watch, *, conditions: bool = True) -> bool:
+        def on(size: int) -> bool:
+            return rehearse(workload, loss, Counted(source.typical(size, 1)[0], size), watch, conditions=conditions)
+
         try:
-            source.on_small(lambda size: rehearse(workload, loss, Counted(source.typical(size, 1)[0], size), watch))
+            return source.on_small(on)
         finally:
             restore()  # the user's functions may have kept a tensor without data
 

@@ -106,7 +106,8 @@ class Facts:
         pinned: value by knob; only plans with these values are searched.
         update_fn: whether the user's `update_fn` does the whole step, so that its inside cannot be changed.
         rehearse: runs the forward and backward pass of the user's step inside `watch(model)`, on a copy of the model
-            without data, and raises `Untraceable` if it cannot run so. None if no step can be run.
+            without data, and raises `Untraceable` if it cannot run so. Conditions that depend on data are true, or
+            false with `conditions=False`; returns whether there are some. None if no step can be run.
     """
 
     model: nn.Module
@@ -129,7 +130,7 @@ class Facts:
     host_memory_bytes: int | None = None
     profile: SpanProfile | None = None
     source: BatchSource | None = None
-    rehearse: Callable[[Watch], None] | None = None
+    rehearse: Callable[..., bool] | None = None
     update_fn: bool = False
     own_process: bool = False
     on_host: bool = True

@@ -2,9 +2,6 @@
 
 import inspect
 import os
-import pickle
-import random
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,7 +14,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from autofit.core.errors import SpaceError, Untraceable, WorkloadError
+from autofit.core.errors import SpaceError, WorkloadError
 from autofit.core.knob import Knob
 from autofit.core.plan import ACCUMULATION_STEPS, KnobValue, Plan
 from autofit.core.space import Refusal
@@ -33,7 +30,6 @@ from autofit.strategies.shards import (
     in_blocks,
     is_without_data,
     kept_apart,
-    noted,
     noted_wholes,
     sharded,
     sharding,
@@ -42,12 +38,12 @@ from autofit.strategies.shards import (
 from autofit.strategies.tensor_parallel import divide_layers, lack_of_layers, tensors_of_ranks
 from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step, lacks_fused_parts
 from autofit.strategies.undo import Undo
+from autofit.strategies.unused_parameters import Unused
 from autofit.torch_internals import (
     NormBase,
     is_traceable_wrapper_subclass,
     is_view,
     issued,
-    numbering_of_exchanges,
     pytree,
 )
 from autofit.workloads.divided import divided_already
@@ -110,16 +106,17 @@ class RankLayout(Strategy):
         known = tuple(each for each in LAYOUTS if each != HYBRID or rows_of(facts.ranks) > 1)
         asked = known if facts.layout is None else (facts.layout,)
         missing = {value: why for value in asked if (why := _lack(value, facts.model, facts.optimizer, facts.ranks))}
-        looking = _looking(facts) if facts.layout != TENSOR else ()
-        if looking and looking[0].default is True and not takes_unused():
-            missing |= {value: _TOO_OLD for value in asked if value in SHARDED and value not in missing}
+        left_out = Unused() if facts.layout == TENSOR else Unused.of(facts, UNUSED)
+        if reason := _apart(left_out):
+            divided = [value for value in asked if value in SHARDED and facts.pinned.get(KNOB) != value]
+            missing |= {value: reason for value in divided if value not in missing}
         refused = tuple(Refusal(name=f"{KNOB}={value}", reason=why) for value, why in missing.items())
         values = tuple(value for value in asked if value not in missing)
         if not values:
             return Offer(refused=refused)
         knob = Knob(name=KNOB, values=values, default=values[0], about="what of the model each rank has")
         beside = _beside(facts)
-        return Offer((knob, *looking, *beside.knobs), (*refused, *beside.refused))
+        return Offer((knob, *left_out.knobs, *beside.knobs), (*refused, *beside.refused))
 
     def conflict(self, plan: Plan) -> str | None:
         """Returns why other values of a plan do not go together with its layout, or None."""
@@ -228,54 +225,13 @@ class RankLayout(Strategy):
             undo.set(draft, "discard", partial(discard_pass, draft.model, kept))
 
 
-def _looking(facts: Facts) -> tuple[Knob, ...]:
-    """Returns the knob by which ranks look for parameters without a gradient in each pass, if they have to.
-
-    Otherwise the reducer of replicas waits for all gradients, and the next step fails.
-    """
-    value = facts.pinned.get(UNUSED)
-    if value is None:
-        value = _leaves_some_out(facts)
-    about = "whether ranks look for parameters without a gradient in each pass, as some of this model have none"
-    return (Knob(name=UNUSED, values=(value,), default=value, about=about),) if value or UNUSED in facts.pinned else ()
-
-
-def _leaves_some_out(facts: Facts) -> bool:
-    """Returns whether a pass may leave trainable parameters without a gradient.
-
-    One that depends on its data may, and one that draws from the generators of Python or NumPy: it may skip layers.
-    """
-    found, gotten, drawn = set[str](), set[str](), list[bytes]()
-
-    @contextmanager
-    def watch(model: nn.Module) -> Iterator[None]:
-        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        found.update(trained)
-        drawn.append(_random_state())
-        with Undo() as undo:
-            undo.set(numbering_of_exchanges(), "random", random.Random())  # else it draws from the other
-            for name, parameter in trained.items():
-                hook: Any = partial(noted, gotten, name)
-                handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-                undo.callback(handle.remove)
-            yield
-        drawn.append(_random_state())
-
-    try:
-        if facts.rehearse is not None:
-            facts.rehearse(watch)
-    except Untraceable:
-        return True
-    return found != gotten or len(set(drawn)) > 1
-
-
-def _random_state() -> bytes:
-    """Returns the state of the random generators of Python and NumPy, with which models skip layers.
-
-    torch's own are those of dropout, and a pass that depends on what they draw cannot run without data.
-    """
-    numpy = sys.modules.get("numpy")
-    return pickle.dumps((random.getstate(), numpy and numpy.random.get_state()))
+def _apart(left_out: Unused) -> str | None:
+    """Returns why ranks that divide parameters may wait for each other in vain, or None."""
+    if left_out.some and not takes_unused():
+        return _TOO_OLD
+    if left_out.block:
+        return f"a pass may skip {left_out.block}, which all ranks have to run together. If they do, pin {KNOB}={FULL}"
+    return None
 
 
 def _beside(facts: Facts) -> Offer:

@@ -98,7 +98,7 @@ class LinearCrossEntropy(Strategy):
         return _deferring(heads, None)
 
 
-def _observed(rehearse: Callable[[Watch], None]) -> tuple[Usage, int]:
+def _observed(rehearse: Callable[[Watch], object]) -> tuple[Usage, int]:
     """Runs the user's step with deferred logits. Returns their use, and the bytes kept for backward, less parameters.
 
     Raises:

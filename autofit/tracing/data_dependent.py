@@ -28,12 +28,16 @@ class DataAnswers:
     A condition (`if tensor:`, an assertion that values are finite) is true. A floating-point number is 1. An integer is
     not answered: it may be a size, and any guess could be too small.
 
+    Args:
+        conditions: False to answer conditions with False, and numbers with 0.
+
     Attributes:
         given: number of answers given.
+        decided: whether one of them was a condition or a number, which may decide what runs.
     """
 
-    def __init__(self) -> None:
-        self.given = 0
+    def __init__(self, *, conditions: bool = True) -> None:
+        self.given, self.decided, self._conditions = 0, False, conditions
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the result of an operator.
@@ -67,7 +71,10 @@ class DataAnswers:
             return None
         found = answer(func, args, kwargs)
         self.given += found is not None
-        return found
+        if not isinstance(found, (bool, float)):
+            return found
+        self.decided = True
+        return type(found)(self._conditions)
 
 
 @cache

@@ -149,24 +149,26 @@ REHEARSAL_S = 20.0
 """Seconds after which a rehearsal is abandoned."""
 
 
-def rehearse(workload: Workload, loss: LossRule, batch: Counted, watch: Watch) -> None:
+def rehearse(workload: Workload, loss: LossRule, batch: Counted, watch: Watch, *, conditions: bool = True) -> bool:
     """Runs the user's step without updates, with no strategy, inside `watch(model)` of a copy without data.
 
     Nothing is computed. Neither the model nor the random state change, but the user's functions run: what they keep
-    outside the model must be restored.
+    outside the model must be restored. Returns whether something asked for a condition that depends on data.
 
     Args:
         workload: the user's objects, which are only read.
         loss: how the loss is computed.
         batch: a batch on the host.
         watch: the context of the step.
+        conditions: how conditions that depend on data are answered.
 
     Raises:
         Untraceable: something in the step cannot run without data, or it takes too long.
     """
     check_traceable(workload.model)
     device = next((tensor.device for tensor in workload.model.parameters()), torch.device("cpu"))
-    recorder = Recorder(device.type, DataAnswers())
+    answers = DataAnswers(conditions=conditions)
+    recorder = Recorder(device.type, answers)
     with _on_fake_tensors(recorder, batch.batch, REHEARSAL_S, lambda: "the inspection of the step"):
         part = fake_batch(batch, batch.samples, torch.device("cpu"))
         copied = fake_workload(workload, loss, part, device)
@@ -175,6 +177,7 @@ def rehearse(workload: Workload, loss: LossRule, batch: Counted, watch: Watch) -
         with recorder, watch(step.model):
             step.backward(StepBatch.alike([part]))
         step.model.zero_grad(set_to_none=True)
+    return answers.decided
 
 
 @contextmanager

@@ -1,18 +1,16 @@
 """The layouts of several ranks: which are offered, what they refuse, and that the heaviest rank is found."""
 
-import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from autofit.core.errors import SpaceError, Untraceable
+from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.strategies import layout as layouts
@@ -79,79 +77,6 @@ def test_weights_are_not_gathered_in_bf16_where_a_model_does_not_allow_it(
     given = replace(facts(make(), layout="full", capabilities=EVERY_CAPABILITY), **changes)
     assert offered(given) == {"layout": ("full",), "reshard_after_forward": (True, False)}
     assert reason in reasons(given)["gather_precision=bf16"]
-
-
-class Spare(nn.Module):
-    """Uses one of two layers, and also the other one if the input is long."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.spare = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.used(x)
-        return self.spare(found) if len(x) > 4 else found
-
-
-def ran(model: nn.Module, samples: int) -> Callable[[Any], None]:
-    def rehearse(watch: Any) -> None:
-        with watch(model):
-            model(torch.randn(samples, 4)).sum().backward()
-
-    return rehearse
-
-
-def test_ranks_look_for_parameters_without_a_gradient_if_there_are_some() -> None:
-    given = facts(Spare())
-    for samples, looks in ((8, False), (2, True)):
-        ways: list[dict[str, Any]] = [{}, {"layout": "optimizer"}, {"pinned": {"layout": "full"}}]
-        for changes in ways:
-            asked: dict[str, Any] = {"rehearse": ran(given.model, samples), **changes}
-            found = offered(replace(given, **asked))
-            assert found.get("find_unused_parameters") == ((True,) if looks else None)
-    assert not any(parameter._post_accumulate_grad_hooks for parameter in given.model.parameters())
-    assert "find_unused_parameters" not in offered(replace(given, rehearse=ran(given.model, 2), layout="tensor"))
-
-
-class Skipping(Spare):
-    """Skips a layer at random."""
-
-    def __init__(self, draw: Callable[[], float]) -> None:
-        super().__init__()
-        self.draw = draw
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.used(x)
-        return self.spare(found) if self.draw() > -1.0 else found  # in this pass it does not
-
-
-@pytest.mark.parametrize(("draw", "looks"), [(random.random, True), (numpy.random.rand, True), (lambda: 0.5, False)])
-def test_a_pass_that_draws_random_numbers_may_leave_some_out(draw: Callable[[], float], looks: bool) -> None:
-    given = facts(Skipping(draw))
-    found = offered(replace(given, rehearse=ran(given.model, 2)))
-    assert found.get("find_unused_parameters") == ((True,) if looks else None)
-
-
-def test_shards_with_other_parameters_left_out_on_each_rank_need_a_newer_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = facts(Spare())
-    needy = replace(given, rehearse=ran(given.model, 2))
-    assert "full" in offered(needy)["layout"]
-    monkeypatch.setattr(layouts, "takes_unused", lambda: False)
-    assert offered(needy)["layout"] == ("replicated", "optimizer")
-    assert "from torch 2.13 on" in reasons(needy)["layout=full"]
-    assert "full" in offered(replace(needy, pinned={"find_unused_parameters": False}))["layout"]
-    assert "full" in offered(replace(given, rehearse=ran(given.model, 8)))["layout"]
-
-
-def test_a_step_that_depends_on_its_data_may_leave_some_out_and_the_user_may_know_better() -> None:
-    def cannot(watch: Any) -> None:
-        raise Untraceable("it asks for a value", "in forward")
-
-    given = replace(facts(Spare()), rehearse=cannot)
-    assert offered(given)["find_unused_parameters"] == (True,)
-    assert offered(replace(given, pinned={"find_unused_parameters": False}))["find_unused_parameters"] == (False,)
-    given = replace(given, rehearse=ran(given.model, 8), pinned={"find_unused_parameters": True})
-    assert offered(given)["find_unused_parameters"] == (True,)
 
 
 class Scaled(nn.Module):

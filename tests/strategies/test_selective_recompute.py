@@ -223,9 +223,9 @@ def penalized(model: nn.Module, batch: Tensor) -> Tensor:
 def reason_of(model: nn.Module, batch: Tensor, loss: LossRule = LOSS, calls: int = 1) -> str:
     """Returns why cheap operators of this model are not recomputed on their own."""
 
-    def rehearsed(watch: Watch) -> None:
+    def rehearsed(watch: Watch) -> bool:
         loader = DataLoader(TensorDataset(batch), batch_size=2)
-        rehearse(Workload(model, loader, step_fn=loss.compute), loss, Counted(batch[:2], 2), watch)
+        return rehearse(Workload(model, loader, step_fn=loss.compute), loss, Counted(batch[:2], 2), watch)
 
     blocks = find_blocks(model)
     spans = [Span(block) for block in range(len(blocks))] * calls
@@ -267,7 +267,7 @@ def test_torch_fails_where_it_is_refused(make: Any, batch: Tensor, loss: Any) ->
 
 
 def test_a_step_that_cannot_run_without_data_is_left_to_a_probe() -> None:
-    def unable(watch: Watch) -> None:
+    def unable(watch: Watch) -> bool:
         raise Untraceable("the result of aten.nonzero depends on data", "model.py:3")
 
     model = nn.Sequential(Block(WIDTH), Block(WIDTH))

@@ -56,6 +56,8 @@ WORST = -1
 LEAST_S, TIMES = 30.0, 5.0
 """Seconds after which ranks no longer wait for each other in a step, at least, and as a multiple of the time that its
 rehearsal took."""
+SHORTEST_S = 5.0
+"""The same where the time budget, or what is known of a plan's speed, leaves a run less than `LEAST_S`."""
 REPLY_S = 120.0
 """Seconds that the leader waits for an answer beyond what its own work took: a rank may be disturbed."""
 
@@ -384,7 +386,8 @@ class LeadingBench(RankBench):
         )
 
     def _run_on_all(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
-        limit_s = self._limits_s.get(plan.key, LEAST_S)
+        known_s = self._limits_s.get(plan.key, LEAST_S)
+        limit_s = max(known_s - LEAST_S, min(known_s, terms.limit_s or math.inf), SHORTEST_S)
         self._note_places(plan)  # first, since the followers then wait for this rank to make the group
         number = self.launch.command("run", limit_s=limit_s, **self._request(plan))
         said: list[Any] | None = None

@@ -20,6 +20,10 @@ LEFT_OUT = (
     "the step before left trained parameters without a gradient, which the other ranks waited for; "
     "to avoid it, pin find_unused_parameters=True, so that ranks look for them"
 )
+APART = (
+    "the ranks no longer waited for each other. Where parameters are divided, all ranks have to run the same blocks in "
+    "each pass"
+)
 FAILED = "failed"
 """How what a rank says of the steps of a long proof begins if one of them has failed."""
 LEAST_PACES, STRAGGLES = 4, 1.5
@@ -35,10 +39,10 @@ def joined_outcome(leaders: Outcome, said: Sequence[dict[str, Any]], budget_byte
     outcomes = [leaders, *failures]
     failed = [each for each in outcomes if each is not None and not each.measured]
     if failed and all(LOST.search(each.reason) for each in failed):
-        reason = f"the ranks no longer waited for each other: {failed[0].reason}"
-        return Outcome(status=Status.TIMED_OUT, reason=reason, duration_s=leaders.duration_s)
+        return Outcome(status=Status.TIMED_OUT, reason=APART, duration_s=leaders.duration_s)
     if (worst := worst_of(outcomes)) is not None:
-        return worst
+        late = worst.status is Status.TIMED_OUT and any(failures)
+        return worst.model_copy(update={"reason": f"{worst.reason}; {APART}"}) if late else worst
     peaks = [None, *(each["memory"] for each in said)]
     others = [(rank, Memory.model_validate(each)) for rank, each in enumerate(peaks) if each is not None]
     if leaders.measurement is None or not others:

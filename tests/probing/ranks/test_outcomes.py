@@ -6,7 +6,7 @@ import pytest
 
 from autofit.core.measurement import Measurement, Memory
 from autofit.core.outcome import Outcome, Status
-from autofit.probing.ranks.outcomes import LEFT_OUT, joined_outcome, straggler
+from autofit.probing.ranks.outcomes import APART, LEFT_OUT, joined_outcome, straggler
 
 MIB = 2**20
 GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
@@ -75,7 +75,15 @@ def test_the_cause_of_a_failure_is_no_consequence(
 def test_ranks_that_only_lost_each_other_timed_out() -> None:
     found = joined_outcome(failed(Status.USER_ERROR, GLOO), [said(failed(Status.USER_ERROR, GLOO))], MIB)
     assert found.status is Status.TIMED_OUT
-    assert found.reason.startswith("the ranks no longer waited for each other: ")
+    assert found.reason == APART
+
+
+def test_a_leader_that_waits_until_its_time_is_over_says_what_ranks_have_to_do_together() -> None:
+    lost = failed(Status.USER_ERROR, GLOO)
+    found = joined_outcome(failed(Status.TIMED_OUT, "not finished in time"), [said(lost)], MIB)
+    assert (found.status, found.reason) == (Status.TIMED_OUT, f"rank 0: not finished in time; {APART}")
+    alone = joined_outcome(failed(Status.TIMED_OUT, "not finished in time"), [said()], MIB)
+    assert alone.reason == "rank 0: not finished in time"
 
 
 def test_a_rank_that_is_slower_in_most_rehearsals_is_named() -> None:
