@@ -188,7 +188,7 @@ class Fit:
         """
         terms = Terms(loss_fn, step_fn, optimizer, update_fn).completed_by(self.terms)
         model = inside(model) if self.answer.environment.ranks > 1 else model
-        self._check(model, terms, scaler)
+        self._check(model, terms, scaler, scheduler)
         workload = Workload(
             model,
             loader,
@@ -343,11 +343,6 @@ class Fit:
                 f"the plan was measured with {tuned}, but this step uses {used}: memory and speed will differ. "
                 f"Pass a {tuned} as optimizer, or tune with {used}."
             )
-        if optimizer is not None and any(each.begins_anew(self.plan, optimizer) for each in members()):
-            yield (
-                "the optimizer has state of other shapes than its parameters, which begins anew, since this plan "
-                "divides parameters among ranks. Tune with pinned={'layout': 'replicated'} to continue with it."
-            )
 
     def _clipping(self) -> float | None:
         text = self._setting("max_grad_norm")
@@ -359,7 +354,9 @@ class Fit:
                 "file, or pass max_grad_norm=."
             ) from None
 
-    def _check(self, model: nn.Module, terms: Terms, scaler: torch.amp.GradScaler | None) -> None:
+    def _check(
+        self, model: nn.Module, terms: Terms, scaler: torch.amp.GradScaler | None, scheduler: Scheduler | None
+    ) -> None:
         made_for, found = self.answer.environment.workload.partition("-")[0], model_signature(model)
         if found != made_for:
             raise PlanFileError(
@@ -370,6 +367,11 @@ class Fit:
             raise WorkloadError("found no update_fn; expected the one that the plan was tuned with. Pass update_fn=.")
         if terms.update_fn is not None and scaler is not None:
             raise WorkloadError("found scaler beside update_fn, which scales its losses; expected none. Leave it out.")
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise WorkloadError(
+                "found a ReduceLROnPlateau, whose step() takes a metric; expected a scheduler that each step advances. "
+                "Leave it out, and give it the metric in your own loop."
+            )
 
     def _device_of(self, workload: Workload) -> torch.device:
         """Returns the device that a step runs on. Warns if the plan was proven on another."""

@@ -106,6 +106,14 @@ def test_it_trains_exactly_as_a_loop_written_by_hand(fit: Fit, norm: float | Non
     step.close()
 
 
+def test_a_scheduler_that_takes_a_metric_is_refused(fit: Fit) -> None:
+    model = targets.mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    scheduler: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(WorkloadError, match="a ReduceLROnPlateau, whose step"):
+        fit.prepare(model, seeded(8), optimizer, scheduler=scheduler)
+
+
 @pytest.mark.filterwarnings("ignore:the plan was measured with")
 def test_the_clipping_that_was_tuned_with_is_kept_unless_another_is_given(tuned: Fit, tmp_path: Path) -> None:
     batch: dict[str, Any] = {"micro_batch_size": MICRO, "accumulation_steps": STEPS}

@@ -286,10 +286,6 @@ class Strategy(ABC):
         """
         return False
 
-    def begins_anew(self, plan: Plan, optimizer: torch.optim.Optimizer) -> bool:
-        """Returns whether the optimizer has state that cannot be kept under `plan`, and begins anew."""
-        return False
-
     def needs_rows(self, plan: Plan) -> bool:
         """Returns whether the ranks of a plan also have to be in rows, see `Ranks.in_rows`."""
         return False

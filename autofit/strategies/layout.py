@@ -36,7 +36,7 @@ from autofit.strategies.shards import (
     takes_unused,
 )
 from autofit.strategies.tensor_parallel import divide_layers, lack_of_layers, tensors_of_ranks
-from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step, lacks_fused_parts
+from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step, lacks_fused_parts, lacks_parts
 from autofit.strategies.undo import Undo
 from autofit.strategies.unused_parameters import Unused
 from autofit.torch_internals import (
@@ -130,12 +130,7 @@ class RankLayout(Strategy):
                 return f"{name}={value} is for weights that are gathered, and {KNOB}={layout} gathers none"
         if plan.values.get(SYNC, True) is False and plan.values.get(ACCUMULATION_STEPS) == 1:
             return f"{SYNC}=False is for steps of several micro batches, and the plan has one"
-        precision = format_of(plan)
-        if layout == TENSOR and precision == "fp16":
-            return f"{KNOB}={layout} has gradients of two kinds, and the scaler of {precision} takes one"
-        if self.rounds(plan) and precision not in (FP32, BF16):
-            return f"{GATHER}={BF16} computes with weights in bfloat16, and the precision {precision} in another format"
-        return None
+        return _conflict_of_formats(plan, str(layout))
 
     def rounds(self, plan: Plan) -> bool:
         """Returns whether weights are gathered in bfloat16."""
@@ -150,10 +145,6 @@ class RankLayout(Strategy):
             for size in sorted((parameter.numel() for parameter in group["params"]), reverse=True):
                 loads[loads.index(min(loads))] += size
         return loads.index(max(loads))
-
-    def begins_anew(self, plan: Plan, optimizer: Optimizer) -> bool:
-        """Returns whether the optimizer's state would have to be divided, and has other shapes than parameters."""
-        return divides_parameters(plan) is not None and undividable(optimizer)
 
     def needs_rows(self, plan: Plan) -> bool:
         """Returns whether a row of ranks divides the model, and rows replicate it."""
@@ -225,6 +216,18 @@ class RankLayout(Strategy):
             undo.set(draft, "discard", partial(discard_pass, draft.model, kept))
 
 
+def _conflict_of_formats(plan: Plan, layout: str) -> str | None:
+    """Returns why the number formats of a plan do not go together with its layout, or None."""
+    precision, gathers_bf16 = format_of(plan), plan.values.get(GATHER, FP32) == BF16
+    if layout == TENSOR and precision == "fp16":
+        return f"{KNOB}={layout} has gradients of two kinds, and the scaler of {precision} takes one"
+    if gathers_bf16 and precision not in (FP32, BF16):
+        return f"{GATHER}={BF16} computes with weights in bfloat16, and the precision {precision} in another format"
+    if gathers_bf16 and plan.values.get(SYNC, True) is False and plan.values.get(UNUSED, False) is True:
+        return f"torch fails with {SYNC}=False and {GATHER}={BF16} where a pass leaves a block out, as it may here"
+    return None
+
+
 def _apart(left_out: Unused) -> str | None:
     """Returns why ranks that divide parameters may wait for each other in vain, or None."""
     if left_out.some and not takes_unused():
@@ -288,7 +291,7 @@ def _lack(layout: str, model: nn.Module, optimizer: Optimizer, count: int) -> st
         return "the ranks are on several machines, and each layer would wait for the links between them"
     if layout in (*SHARDED, TENSOR):
         lack = lack_of_layers(model, count) if layout == TENSOR else None
-        return lack or _sparse(model) or _lack_of_shards(model, optimizer)
+        return lack or _sparse(model) or _lack_of_update(optimizer) or _lack_of_shards(model, optimizer)
     if layout != OPTIMIZER:
         return None
     if isinstance(optimizer, OptimizerSet) or has_own_step(optimizer):
@@ -308,9 +311,6 @@ def _sparse(model: nn.Module) -> str | None:
 
 def _lack_of_shards(model: nn.Module, optimizer: Optimizer) -> str | None:
     """Returns why the parameters of a model cannot be sharded, or None."""
-    fused = any(group.get("fused") for group in optimizer.param_groups)
-    if fused and lacks_fused_parts(optimizer):
-        return f"torch has no fused {type(optimizer).__name__} for sharded parameters"
     known = set()
     for name, parameter in model.named_parameters():
         known.add(id(parameter))
@@ -322,6 +322,18 @@ def _lack_of_shards(model: nn.Module, optimizer: Optimizer) -> str | None:
             return f"the parameter {name} shares its memory with other tensors"
     if any(id(parameter) not in known for _, parameter in grouped_parameters(optimizer)):
         return "the optimizer also updates parameters that are not the model's"
+    return None
+
+
+def _lack_of_update(optimizer: Optimizer) -> str | None:
+    """Returns why an optimizer cannot update sharded parameters, or None."""
+    kind, fused = type(optimizer).__name__, any(group.get("fused") for group in optimizer.param_groups)
+    if lacks_parts(optimizer):
+        return f"torch's {kind} does not update sharded parameters"
+    if fused and lacks_fused_parts(optimizer):
+        return f"torch has no fused {kind} for sharded parameters"
+    if undividable(optimizer):
+        return f"the {kind} has state of other shapes than its parameters, which is not divided with them"
     return None
 
 
@@ -515,6 +527,8 @@ def _partitioned(optimizer: Optimizer, ranks: Ranks) -> Any:
         process_group=ranks.group,
         **{name: value for name, value in optimizer.defaults.items() if name in takes},
     )
+    if ranks.train:
+        vars(optimizer)["_opt_called"] = True  # a scheduler looks there for updates, which the other one makes
     made.state = made.optim.state  # which is otherwise empty until it is saved
     made.param_groups = optimizer.param_groups  # which a scheduler changes
     return made

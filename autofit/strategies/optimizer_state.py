@@ -56,7 +56,7 @@ def _brief(value: Any) -> str:
 
 
 def divide_state(optimizer: Optimizer, shards: Shards, ranks: Ranks, undo: Undo) -> None:
-    """Divides the state of whole parameters as these are sharded. State that cannot be divided begins anew.
+    """Divides the state of whole parameters, which is not `undividable`, as these are sharded.
 
     At the end, ranks that train bring the state together. On guarded and fake ranks it is put back as it was.
     """
@@ -64,8 +64,7 @@ def divide_state(optimizer: Optimizer, shards: Shards, ranks: Ranks, undo: Undo)
     for owner in list(before):
         state = before.pop(owner) if ranks.train else before[owner]
         whole, shard = shards.get(id(owner), (owner, owner))
-        if all(_follows(value, owner) for value in state.values()):
-            optimizer.state[shard] = {name: _part(value, whole, shard) for name, value in state.items()}
+        optimizer.state[shard] = {name: _part(value, whole, shard) for name, value in state.items()}
     if ranks.guarded:
         for owner, state in before.items():
             if id(owner) in shards:

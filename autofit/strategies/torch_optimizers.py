@@ -53,6 +53,11 @@ def placed_counter(step: torch.Tensor, group: dict[str, Any], parameter: torch.T
     return step.to(device, torch.float64 if wide else torch.float32)
 
 
+def lacks_parts(optimizer: Optimizer) -> bool:
+    """Returns whether torch's update of an optimizer takes whole parameters only: its operators refuse sharded ones."""
+    return isinstance(optimizer, torch.optim.Adafactor | torch.optim.Rprop)
+
+
 def lacks_fused_parts(optimizer: Optimizer) -> bool:
     """Returns whether torch has a fused update for whole parameters of an optimizer, but none for sharded ones."""
     return isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad)

@@ -443,6 +443,7 @@ def left_to_itself(ranks: Ranks, layout: str) -> dict[str, Any]:
         "plan": str(fit.plan), "same": same, "steps": steps, "rates": rates, "began": own["head.weight"].tolist(),
         "weights": [each.detach().flatten().tolist() for each in model.parameters()],
         "said": [str(each.message) for each in said if "shortest" in str(each.message)],
+        "early": any("lr_scheduler" in str(each.message) for each in said),
         "usage": str(fit).partition("How to use it")[2],
     }  # fmt: skip
 
@@ -457,6 +458,7 @@ def test_ranks_with_other_weights_and_other_numbers_of_batches_train_alike(layou
     assert second["same"], "a search puts back the weights of each rank, and the optimizer's state"
     assert (first["steps"], second["steps"]) == (5, 5)
     assert (len(first["said"]), len(second["said"])) == (0, 1)
+    assert not first["early"], "a scheduler sees that updates are made"
     assert first["weights"] == second["weights"]
     assert "fit.prepare(model, loader, optimizer)" in first["usage"], "also where the plan is the baseline"
     assert first["rates"] == second["rates"] == [pytest.approx(0.1 * 0.5**5)]

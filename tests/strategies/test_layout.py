@@ -179,6 +179,16 @@ def test_other_models_are_refused() -> None:
             {"layout": "full", "sync_each_batch": False, "accumulation_steps": 1},
             "several micro batches, and the plan has one",
         ),
+        (
+            {
+                "layout": "full",
+                "sync_each_batch": False,
+                "accumulation_steps": 2,
+                "gather_precision": "bf16",
+                "find_unused_parameters": True,
+            },
+            "where a pass leaves a block out",
+        ),
         ({"layout": "full", "sync_each_batch": 0, "accumulation_steps": 2}, "expected False or True"),
         ({"layout": "replicated", "find_unused_parameters": 1}, "expected False or True"),
         ({"layout": "full", "memory_format": "channels_last"}, "contiguous parameters"),

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 
+from autofit.core.errors import SpaceError
 from autofit.core.plan import Plan
 from autofit.prepare import prepare
 from autofit.strategies import members, optimizer_state
-from autofit.strategies.layout import RankLayout
 from autofit.tracing.ranks import fake_ranks
 from tests.conformance.test_strategies import WORKLOADS, Case
 
@@ -92,18 +91,25 @@ class Own(torch.optim.SGD):
                 self.state[parameter] = {"row": torch.zeros(parameter.shape[-1], 2), "count": 1}
 
 
-def test_state_of_other_shapes_begins_anew_where_parameters_are_divided() -> None:
-    optimizer, layout = Own(nn.Linear(4, 3).parameters()), RankLayout()
-    assert layout.begins_anew(Plan(values={"layout": "full"}), optimizer)
-    assert not layout.begins_anew(Plan(values={"layout": "optimizer"}), optimizer)
-    assert not layout.begins_anew(Plan(values={"layout": "full"}), adam(nn.Linear(4, 3).parameters()))
+def test_state_of_other_shapes_is_not_divided() -> None:
     case = trained(Own)
     with fake_ranks(2) as case.draft.ranks:
-        with prepare(Plan(values={"layout": "full"}), case.draft, members()) as step:
-            assert step.optimizer is not None
-            assert not step.optimizer.state
+        with pytest.raises(SpaceError, match="Own has state of other shapes than its parameters"):
+            prepare(Plan(values={"layout": "full"}), case.draft, members())
         assert case.draft.optimizer is not None
         assert len(case.draft.optimizer.state) == len(list(case.model.parameters()))
+        with prepare(Plan(values={"layout": "optimizer"}), case.draft, members()) as step:
+            step(case.batch)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adafactor, torch.optim.Rprop])
+def test_an_update_that_refuses_sharded_parameters_is_refused_before(kind: Any) -> None:
+    case = trained(lambda parameters: kind(parameters, lr=0.01))
+    with (
+        fake_ranks(2) as case.draft.ranks,
+        pytest.raises(SpaceError, match=f"torch's {kind.__name__} does not update sharded parameters"),
+    ):
+        prepare(Plan(values={"layout": "full"}), case.draft, members())
 
 
 def test_state_that_does_not_fit_on_a_device_comes_back_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
