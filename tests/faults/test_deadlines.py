@@ -160,7 +160,7 @@ def test_defect_04_a_plan_that_hangs_costs_itself_and_the_rest_is_proven(tmp_pat
     def listen(event: Event) -> None:
         gates_passed.touch()
 
-    fit = tune(hangs, 30.0, strategies=("batching",), progress=listen, global_batch_size=16)
+    fit = tune(hangs, 10.0, strategies=("batching",), progress=listen, global_batch_size=16)
     assert fit.proof.worst_steps == 3
     assert fit.answer.counts.get("timed out", 0) >= 1
 
@@ -173,7 +173,7 @@ def test_defect_04_a_trace_that_hangs_takes_its_share_of_the_budget_only() -> No
             time.sleep(600)
         return good(model, batch)
 
-    assert tune(hangs, 10.0, strategies=("batching",), progress=False).proof.worst_steps == 3
+    assert tune(hangs, 6.0, strategies=("batching",), progress=False).proof.worst_steps == 3
 
 
 def test_what_puts_things_back_is_not_interrupted_and_what_runs_for_nobody_is_not_either() -> None:
