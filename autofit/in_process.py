@@ -133,7 +133,8 @@ def search_on_ranks(
             def following() -> FollowingBench:
                 if not chosen.is_host:  # else rank 0 has the lock of this machine's processors
                     _locked(chosen, request, watch, held, lambda event: None)
-                return FollowingBench(launch, inner, chosen, options, watch)
+                # The leader has the clock, and says how long a run may take.
+                return FollowingBench(launch, inner, chosen, options, held.enter_context(Watchdog()))
 
             with _interrupted_by_leader():  # before the bench, which restores the handlers that it finds
                 return _followed(opened(launch, following)), None
@@ -141,7 +142,7 @@ def search_on_ranks(
         def leading() -> LeadingBench:
             with watched(progress, request, watch) as listen:
                 _locked(chosen, request, watch, held, listen)
-                held.enter_context(watch)  # the others have no clock of their own
+                held.enter_context(watch)
                 return _opened(watch, lambda: LeadingBench(launch, inner, chosen, options, watch))
 
         bench = opened(launch, leading)

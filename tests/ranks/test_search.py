@@ -639,6 +639,31 @@ def test_a_rank_that_cannot_make_the_batch_of_a_comparison_keeps_no_other_waitin
     assert first["took_s"] < 60.0
 
 
+class Stuck(Net):
+    """Never ends a pass with other batches than the user's on rank 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        while len(x) != 8 and distributed.get_rank() == 1 and not isinstance(x, FakeTensor):
+            time.sleep(1.0)
+        return super().forward(x)
+
+
+def stuck(ranks: Ranks) -> dict[str, Any]:
+    began, given = time.monotonic(), {**GIVEN, "time_budget": 15.0}
+    handler = signal.getsignal(signal.SIGRTMAX)
+    fit = autofit.tune(Stuck(), data(), optimizer=sgd, global_batch_size=32, **given)
+    assert signal.getsignal(signal.SIGRTMAX) == handler
+    return {"plan": str(fit.plan), "seconds": time.monotonic() - began}
+
+
+@pytest.mark.fault("F15")
+def test_a_follower_that_hangs_in_a_rehearsal_costs_no_more_than_the_budget() -> None:
+    first, second = launched(stuck)
+    assert first["plan"] == second["plan"]
+    assert "micro_batch_size=8 " in first["plan"]
+    assert max(first["seconds"], second["seconds"]) < 25.0
+
+
 class Stream(IterableDataset[Any]):
     def __init__(self, first: int) -> None:
         self.samples = [(torch.full((16,), each / 128), each % 4) for each in range(first, first + 64)]

@@ -26,7 +26,7 @@ from autofit.core.briefing import Examiner, Options
 from autofit.core.environment import RANKS, ROWS, Environment
 from autofit.core.errors import AutofitError, RanksLost, SpaceError, UsageError, from_record, to_record
 from autofit.core.measurement import Measurement, Memory
-from autofit.core.outcome import Outcome
+from autofit.core.outcome import Outcome, Status
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.space import Refusal
 from autofit.core.trial import OPEN, Purpose, RunTerms
@@ -41,7 +41,7 @@ from autofit.probing.opening import check_divided, chosen
 from autofit.probing.probe import Probe
 from autofit.probing.ranks.launch import ARRIVAL_S, Launch
 from autofit.probing.ranks.outcomes import FAILED, failure_of, joined_outcome, straggler, worst_of
-from autofit.probing.watchdog import Watchdog
+from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies import members
 from autofit.workloads.batch_store import StepBatch, Typical, unused
 from autofit.workloads.divided import divided_already
@@ -143,13 +143,13 @@ class RankBench(LocalBench):
         budget = found.model_copy(update={"memory_bytes": memory_bytes, "memory_note": note})
         self.briefing = self.briefing.model_copy(update={"budget": budget})
 
-    def rehearse(self, plan: Plan, purpose: Purpose = Purpose.PROBE) -> Outcome:
+    def rehearse(self, plan: Plan, purpose: Purpose = Purpose.PROBE, most_s: float | None = None) -> Outcome:
         """Returns whether this rank's share of a plan fits, by steps that wait for no other rank.
 
-        As a block, it is timed on typical batches instead.
+        As a block, it is timed on typical batches instead. It ends after `most_s` seconds.
         """
         self._ranks, fastest_s = self.launch.fake, self._fastest_s
-        terms = OPEN if purpose is Purpose.BLOCK else REHEARSAL
+        terms = (OPEN if purpose is Purpose.BLOCK else REHEARSAL).model_copy(update={"limit_s": most_s})
         try:
             return self._or_poisoned(lambda: LocalBench._evaluated(self, plan, purpose, terms))
         finally:
@@ -364,7 +364,7 @@ class LeadingBench(RankBench):
             self.launch.command("end", **what)
 
     def _evaluated(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
-        refusal = None if purpose is Purpose.BLOCK else self._rehearsed(plan)
+        refusal = None if purpose is Purpose.BLOCK else self._rehearsed(plan, terms.limit_s)
         outcome = self._of_all(self._run_on_all(plan, purpose, terms) if refusal is None else refusal)
         if purpose is not Purpose.PROOF or outcome.measurement is None:
             return outcome
@@ -389,7 +389,8 @@ class LeadingBench(RankBench):
         known_s = self._limits_s.get(plan.key, LEAST_S)
         limit_s = max(known_s - LEAST_S, min(known_s, terms.limit_s or math.inf), SHORTEST_S)
         self._note_places(plan)  # first, since the followers then wait for this rank to make the group
-        number = self.launch.command("run", limit_s=limit_s, **self._request(plan))
+        asked = {"limit_s": limit_s, "most_s": self._most_s(terms.limit_s), **self._request(plan)}
+        number = self.launch.command("run", **asked)
         said: list[Any] | None = None
         try:
             with self._group(plan, limit_s) as self._ranks:
@@ -416,11 +417,11 @@ class LeadingBench(RankBench):
             probe.budget_bytes = sys.maxsize  # its rehearsal was inside the budget
         return probe
 
-    def _rehearsed(self, plan: Plan) -> Outcome | None:
+    def _rehearsed(self, plan: Plan, limit_s: float | None) -> Outcome | None:
         """Returns why a plan does not fit on each rank, or None. One that fits is not rehearsed again."""
         if plan.key in self._limits_s:
             return None
-        outcomes = self._rehearse(plan, Purpose.PROBE)
+        outcomes = self._rehearse(plan, Purpose.PROBE, limit_s)
         if (worst := worst_of(outcomes)) is not None:
             return worst
         self._limits_s[plan.key] = LEAST_S + TIMES * max(each.duration_s for each in outcomes)
@@ -430,13 +431,20 @@ class LeadingBench(RankBench):
         self._paces.append([min(each.step_times_s) for each in measured])
         return None
 
-    def _rehearse(self, plan: Plan, purpose: Purpose) -> list[Outcome]:
+    def _rehearse(self, plan: Plan, purpose: Purpose, limit_s: float | None = None) -> list[Outcome]:
         """Returns the outcomes of a rehearsal by rank."""
-        began, number = perf_counter(), self.launch.command("rehearse", purpose=purpose, **self._request(plan))
-        mine = self.rehearse(plan, purpose)
+        most_s = self._most_s(limit_s)
+        asked = {"purpose": purpose, "most_s": most_s, **self._request(plan)}
+        began, number = perf_counter(), self.launch.command("rehearse", **asked)
+        mine = self.rehearse(plan, purpose, most_s)
         took_s = perf_counter() - began
         others = self.launch.replies(number, TIMES * took_s + REPLY_S)
         return [mine, *(Outcome.model_validate(each) for each in others)]
+
+    def _most_s(self, limit_s: float | None) -> float | None:
+        """Returns after how many seconds each rank ends a run; None: never."""
+        most_s = min(self._watch.clock.patience_s(), limit_s or math.inf)
+        return None if math.isinf(most_s) else max(most_s, SHORTEST_S)
 
     def _request(self, plan: Plan) -> dict[str, object]:
         weighing = None if self._weighing is None else str(self._weighing)
@@ -478,14 +486,14 @@ class FollowingBench(RankBench):
             plan, weighing = Plan.model_validate(command["plan"]), command["weighing"]
             self._weighing = None if weighing is None else Weighing.parse(weighing)
             if command["do"] == "rehearse":
-                found = self.rehearse(plan, Purpose(command["purpose"]))
+                found = self.rehearse(plan, Purpose(command["purpose"]), command["most_s"])
                 self.launch.reply(number, found.model_dump(mode="json"))
             elif command["do"] == "compare":
                 self.launch.reply(number, self._objection(number, plan, command["limit_s"]))
             elif command["do"] == "examine":
                 self._follow(plan, command["limit_s"], Examiner.model_validate(command["examiner"]))
             else:
-                self._follow(plan, command["limit_s"])
+                self._follow(plan, command["limit_s"], most_s=command["most_s"])
 
     def _objection(self, number: int, plan: Plan, limit_s: float) -> str:
         """Compares gradients as the leader does. Returns why that failed here, or ""."""
@@ -497,18 +505,22 @@ class FollowingBench(RankBench):
             return failure_of(error, self.device).reason
         return ""
 
-    def _follow(self, plan: Plan, limit_s: float, examiner: Examiner | None = None) -> None:
+    def _follow(
+        self, plan: Plan, limit_s: float, examiner: Examiner | None = None, most_s: float | None = None
+    ) -> None:
         """Runs the steps of a plan that the leader announces, and says what came of it, or what an examiner says."""
         closed, failure, peaks, self._closed, text = None, None, list[Memory](), None, ""
         try:
             with self._group(plan, limit_s) as self._ranks:
                 if examiner is None:
-                    closed = self._ran(plan, peaks)
+                    closed = self._watch.allowed(lambda: self._ran(plan, peaks), most_s or math.inf)
                 else:
                     text = self._examined(examiner.model_copy(update={"seconds": math.inf}), plan)
                     closed = self._closed
         except (KeyboardInterrupt, RanksLost):
             raise
+        except Overdue as error:
+            failure = Outcome(status=Status.TIMED_OUT, reason=str(error))
         except BaseException as error:  # noqa: BLE001  # any failure of a plan is an outcome; SystemExit too
             failure = failure_of(error, self.device)
         finally:
