@@ -5,8 +5,9 @@ step, since torch allocates the same tensors. Nothing of this needs a device.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from autofit.workloads.step import Ranks, rows_of
 
 FAKE = "fake"
 """torch's name of the back end without peers."""
+GATHERS = ("all_gather_into_tensor", "all_gather_single")
+"""Names of the function that gathers into one tensor, of which the second is new in torch 2.13."""
 
 
 @contextmanager
@@ -51,12 +54,24 @@ def fake_ranks(count: int, number: int = 0, device_type: str = "cpu") -> Iterato
 
 @contextmanager
 def fakes_allowed(device_type: str) -> Iterator[None]:
-    """Allows groups of ranks that do not exist, for devices of a type, until the context is left."""
+    """Allows groups of ranks that do not exist, for devices of a type, until the context is left.
+
+    Meanwhile tensors are gathered into flat memory, as `SyncBatchNorm` needs it: those groups divide a result by its
+    first dimension only.
+    """
     fake_store()
     known = distributed.Backend.backend_capability
     with Undo() as undo:
         undo.replace(known, FAKE, [*dict.fromkeys((*known[FAKE], device_type))])
+        for name in GATHERS:
+            if gather := getattr(distributed, name, None):
+                undo.set(distributed, name, partial(_flat, gather))
         yield
+
+
+def _flat(gather: Callable[..., Any], output: torch.Tensor, gathered: torch.Tensor, *given: Any, **named: Any) -> Any:
+    """Gathers a tensor into flat memory."""
+    return gather(output.view(-1), gathered.reshape(-1), *given, **named)
 
 
 def check_without_group() -> None:

@@ -1,6 +1,7 @@
 """The memory of one of several ranks by its trace, against the CUDA allocator in the same steps without the others."""
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,6 +95,20 @@ def test_a_trace_is_close_to_the_allocator(values: dict[str, Any]) -> None:
     assert use.reserved_bytes is not None
     assert use.allocated_bytes == pytest.approx(allocated, rel=0.01)
     assert use.reserved_bytes == pytest.approx(reserved, rel=CLOSE_SEGMENTS)
+
+
+@pytest.mark.parametrize("layout", ["replicated", "full"])
+def test_a_batch_norm_over_all_ranks_is_traced(layout: str) -> None:
+    """Its statistics are exchanged on the default process group."""
+    convolutions = [nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(4)]
+    model = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES))
+    synced = nn.SyncBatchNorm.convert_sync_batchnorm(model).cuda()  # type: ignore[no-untyped-call]
+    data = [(torch.randn(64, 64, 32, 32), torch.randint(0, CLASSES, (64,))) for _ in range(2)]
+    made = replace(workload(), model=synced, loader=data)
+    made.set_mode()
+    plan = Plan(values={"micro_batch_size": 64, "accumulation_steps": 1, "layout": layout})
+    use, allocated, _ = peaks(made, plan)
+    assert use.allocated_bytes == pytest.approx(allocated, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from autofit.core.errors import UsageError
 from autofit.memory.trace import Kind
 from autofit.torch_internals import RESULT_PROPAGATION, result_propagator
 from autofit.tracing.data_dependent import DataAnswers
-from autofit.tracing.ranks import fake_ranks, recording_shards
+from autofit.tracing.ranks import GATHERS, fake_ranks, recording_shards
 from autofit.tracing.recorder import Recorder
 
 
@@ -23,6 +23,16 @@ def test_a_rank_has_its_number_and_no_peers() -> None:
             assert ranks.mesh.size() == 4
         assert not distributed.is_initialized()
     assert known == distributed.Backend.backend_capability
+
+
+def test_tensors_are_gathered_into_memory_of_any_shape_with_copies_of_the_own_one() -> None:
+    name = next(each for each in reversed(GATHERS) if hasattr(distributed, each))  # the newest, as SyncBatchNorm does
+    gather = getattr(distributed, name)
+    with fake_ranks(2):
+        found = torch.zeros(1, 6)
+        getattr(distributed, name)(found, torch.tensor([1.0, 2.0, 3.0]))
+        assert found.tolist() == [[1.0, 2.0, 3.0, 1.0, 2.0, 3.0]]
+    assert getattr(distributed, name) is gather
 
 
 def test_a_process_that_belongs_to_a_group_is_refused() -> None:

@@ -67,6 +67,17 @@ def _batch_norm_backward(  # torch's own arguments
     return torch.empty_like(images), torch.empty_like(weight), torch.empty_like(weight)
 
 
+def _channel_sums(count: int) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Returns the rule of an operator of `SyncBatchNorm` with several results per channel (cuda/Normalization.cu)."""
+
+    def rule(*args: Any) -> tuple[torch.Tensor, ...]:
+        images: torch.Tensor = args[0]
+        dtype = torch.float64 if images.dtype is torch.float64 else torch.float32
+        return tuple(images.new_empty(images.shape[1], dtype=dtype) for _ in range(count))
+
+    return rule
+
+
 def _grouped_product(left: torch.Tensor, right: torch.Tensor, offsets: Any = None, *others: Any) -> torch.Tensor | None:
     """CUDA supports other types than bfloat16 too, by one product per group. The code for fake tensors does not."""
     if left.dtype is torch.bfloat16 or offsets is None:
@@ -166,6 +177,11 @@ DIRECT: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten._grouped_mm.default: _grouped_product,
+    aten.batch_norm_stats.default: _channel_sums(2),
+    aten.batch_norm_gather_stats_with_counts.default: _channel_sums(2),
+    aten.batch_norm_backward_reduce.default: _channel_sums(4),
+    aten.batch_norm_elemt.default: lambda images, *others: torch.empty_like(images),
+    aten.batch_norm_backward_elemt.default: lambda gradient, images, *others: torch.empty_like(images),
 }
 SHRUNK = {
     aten.mse_loss.default: 2,

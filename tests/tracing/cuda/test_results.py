@@ -38,6 +38,19 @@ def test_a_batch_norm_known_beforehand_is_what_torch_finds(dtype: torch.dtype, l
         assert described(known(operator, args)) == described(operator(*args))
 
 
+@pytest.mark.parametrize(("dtype", "wide"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
+def test_the_operators_of_a_batch_norm_over_ranks_have_sums_per_channel_and_images(
+    dtype: torch.dtype, wide: torch.dtype
+) -> None:
+    x, sums = images(dtype, torch.channels_last), torch.empty(8, device="meta")
+    gathered = [aten.batch_norm_stats.default, aten.batch_norm_gather_stats_with_counts.default]
+    for operator, count in (*zip(gathered, (2, 2), strict=True), (aten.batch_norm_backward_reduce.default, 4)):
+        assert described(known(operator, (x, sums))) == [((8,), wide, (1,))] * count
+    elements = (aten.batch_norm_elemt.default, (x, sums)), (aten.batch_norm_backward_elemt.default, (x, x, sums))
+    for operator, args in elements:
+        assert described([known(operator, args)]) == described([x])
+
+
 def test_a_layer_norm_gives_rows_whatever_its_arguments_are() -> None:
     x, weight = torch.empty(4, 8, 6, device="meta").transpose(1, 2), torch.empty(8, device="meta")
     normed, mean, deviation = laid_out(
