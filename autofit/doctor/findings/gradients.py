@@ -15,8 +15,6 @@ from autofit.doctor.what_if import Change, frozen, only_used
 from autofit.reports.sentences import counted
 
 NO_UPDATE = "no optimizer stepped in the observed steps"
-
-
 _FREEZE = (
     "freeze them with requires_grad_(False), or compute what is only a target under torch.no_grad(); give them to an "
     "optimizer only if they are to be trained"
@@ -36,15 +34,19 @@ _REGISTER = (
 )
 
 
-class GradientWithoutOptimizer(Detector):
-    """Gradients of parameters that no optimizer holds."""
-
-    id = "gradient-without-optimizer"
-    about = "gradients of parameters that no optimizer updates"
+class _OfUpdates(Detector):
+    """What is found only where an optimizer steps."""
 
     def unchecked(self, observation: Observation) -> str:
         """Returns why not, if there was no update."""
         return "" if observation.watch.optimizers else NO_UPDATE
+
+
+class GradientWithoutOptimizer(_OfUpdates):
+    """Gradients of parameters that no optimizer holds."""
+
+    id = "gradient-without-optimizer"
+    about = "gradients of parameters that no optimizer updates"
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields a finding for those that the model lists, and one for the others."""
@@ -127,15 +129,11 @@ def _called(observation: Observation, foreign: Set[int]) -> dict[int, Site]:
     return found
 
 
-class GradientDropped(Detector):
+class GradientDropped(_OfUpdates):
     """Gradients that are zeroed or replaced before an optimizer reads them, as in a GAN without `detach`."""
 
     id = "gradient-dropped"
     about = "gradients that are zeroed before an optimizer reads them"
-
-    def unchecked(self, observation: Observation) -> str:
-        """Returns why not, if there was no update."""
-        return "" if observation.watch.optimizers else NO_UPDATE
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields a finding for each backward pass that makes such gradients."""
@@ -205,15 +203,11 @@ def _without(observation: Observation, line: str, dropped: Sequence[Dropped]) ->
     return observation.saved_bytes(without=gone, ends_at=released)
 
 
-class NoGradient(Detector):
+class NoGradient(_OfUpdates):
     """Parameters of an optimizer that never get a gradient."""
 
     id = "no-gradient"
     about = "parameters that an optimizer holds and no loss reaches"
-
-    def unchecked(self, observation: Observation) -> str:
-        """Returns why not, if there was no update."""
-        return "" if observation.watch.optimizers else NO_UPDATE
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields one finding for all of them."""

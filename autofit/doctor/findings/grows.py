@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from autofit.core.units import format_bytes
 from autofit.doctor.diagnosis import Finding, Place, Size
@@ -15,15 +16,25 @@ from autofit.doctor.sites import NOWHERE
 from autofit.reports.sentences import counted
 
 
-class Grows(Detector):
+class _Growth(Detector):
+    """What each step leaves behind. `least` is the smallest number of steps in which that shows."""
+
+    least: ClassVar[int] = GROWING
+
+    def unchecked(self, observation: Observation) -> str:
+        """Returns why not, if there were too few steps to call anything growth."""
+        steps = len(observation.watch.levels)
+        if steps < self.least:
+            return f"{counted(steps, 'step')} could be watched; expected at least {self.least}"
+        nothing = not (observation.grown or observation.carried or observation.lengthened)
+        return "the script had ended, and what its functions had kept was gone" if observation.over and nothing else ""
+
+
+class Grows(_Growth):
     """Tensors of each of the last steps that are still alive, held by a variable or a reference cycle."""
 
     id = "grows"
     about = "memory that each step leaves behind"
-
-    def unchecked(self, observation: Observation) -> str:
-        """Returns why not, if there were too few steps to call anything growth."""
-        return _too_few(observation, GROWING)
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields a finding for each variable, and one for reference cycles."""
@@ -84,15 +95,11 @@ class Grows(Detector):
             )
 
 
-class GraphKept(Detector):
+class GraphKept(_Growth):
     """Graphs of each of the last steps that still hold the activations of their forward pass."""
 
     id = "graph-kept"
     about = "activations of earlier steps, held by the graph of a tensor that is kept"
-
-    def unchecked(self, observation: Observation) -> str:
-        """Returns why not, if there were too few steps to call anything growth."""
-        return _too_few(observation, GROWING)
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields a finding for each variable whose graph grows."""
@@ -116,15 +123,12 @@ class GraphKept(Detector):
             )
 
 
-class GraphGrows(Detector):
+class GraphGrows(_Growth):
     """A graph that becomes longer in each step, as that of a sum of losses."""
 
     id = "graph-grows"
     about = "a graph that becomes longer in each step"
-
-    def unchecked(self, observation: Observation) -> str:
-        """Returns why not, if there were too few steps to call anything growth."""
-        return _too_few(observation, GROWING + 1)
+    least = GROWING + 1
 
     def find(self, observation: Observation) -> Iterator[Finding]:
         """Yields a finding for each variable whose graphs have nodes of each step."""
@@ -174,14 +178,6 @@ def _others(observation: Observation, handles: Sequence[int], holder: Holder) ->
     others = [f"`{path}` ({format_bytes(observation.size_of(held[name]))})" for name, path in found.items()]
     more = [f"{len(others) - 3} more"] if len(others) > 3 else []
     return "".join(f", and by {each}" for each in (*others[:3], *more))
-
-
-def _too_few(observation: Observation, least: int) -> str:
-    steps = len(observation.watch.levels)
-    if steps < least:
-        return f"{counted(steps, 'step')} could be watched; expected at least {least}"
-    nothing = not (observation.grown or observation.carried or observation.lengthened)
-    return "the script had ended, and what its functions had kept was gone" if observation.over and nothing else ""
 
 
 def _unfreed(observation: Observation, handles: Iterable[int]) -> tuple[str, str]:
