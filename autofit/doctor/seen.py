@@ -3,7 +3,7 @@
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -363,23 +363,11 @@ def has_storage(tensor: torch.Tensor) -> bool:
     )
 
 
-def operands(args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors among the arguments of an operator, which may be in lists."""
-    for each in (*args, *kwargs.values()):
-        if isinstance(each, torch.Tensor):
-            yield each
-        elif isinstance(each, (list, tuple)):
-            yield from (one for one in each if isinstance(one, torch.Tensor))
-
-
 class NoTally(Tally):
     """Counts nothing, which is faster: the products of a host are of no interest."""
 
     def add(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Does nothing."""
-
-
-_VIEWS: dict[Any, bool] = {}
 
 
 @cache
@@ -388,12 +376,8 @@ def is_masked(func: OpOverload) -> bool:
     return any(each.name == "output_mask" for each in schema_of(func).arguments)
 
 
+@cache
 def only_views(func: OpOverload) -> bool:
     """Returns whether an operator only makes a view of its operand, and so reads nothing."""
-    found = _VIEWS.get(func)
-    if found is None:
-        returns: Iterable[Any] = schema_of(func).returns
-        aliases = [each.alias_info for each in returns]
-        found = any(alias is not None and not alias.is_write for alias in aliases)
-        _VIEWS[func] = found
-    return found
+    aliases = (each.alias_info for each in schema_of(func).returns)
+    return any(alias is not None and not alias.is_write for alias in aliases)

@@ -37,7 +37,6 @@ from autofit.doctor.seen import (
     has_storage,
     is_masked,
     only_views,
-    operands,
     replace_with,
     resting,
 )
@@ -53,7 +52,7 @@ from autofit.torch_internals import (
     storage_id,
     top_saved_tensors_hook,
 )
-from autofit.tracing.operation_count import Tally
+from autofit.tracing.operation_count import Tally, tensors_in
 from autofit.tracing.plain_tensors import sums_in_place
 from autofit.tracing.recorder import Recorder, in_backward
 from autofit.tracing.tracing import inside_operators
@@ -282,8 +281,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
 
     def _note_results(self, out: Any) -> list[int]:
         """Returns the allocations of an operator's results. Notes when those of a forward pass are let go."""
-        results = operands(out if isinstance(out, (list, tuple)) else (out,), {})
-        known = [(each, handle) for each in results if (handle := self.handle_of(each)) is not None]
+        known = [(each, handle) for each in tensors_in((out,)) if (handle := self.handle_of(each)) is not None]
         for tensor, handle in [] if in_backward() else known:
             end = TensorEnd(tensor, self._let_go)
             end.handle, end.site = handle, self.site
@@ -318,7 +316,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
     def _read(self, func: Any, args: Any, kwargs: Any) -> Iterator[int]:
         """Yields the allocations that an operator reads."""
         events, zeroes = len(self.events), func.name().endswith(ZEROING)
-        for each in operands(args, kwargs):
+        for each in tensors_in((*args, *kwargs.values())):
             if func is not NEW_TENSORS:
                 self._record_outside(each)
             handle = self.handle_of(each)
@@ -504,7 +502,7 @@ class Watch(Recorder, Seen):  # type: ignore[no-untyped-call]  # torch has no ty
     def _checkpointed(self, apply: Callable[..., Any]) -> Callable[..., Any]:
         def checkpointed(*args: Any) -> Any:
             first, out = len(self.calls), apply(*args)
-            reached = any(each.requires_grad for each in operands(args, {}))
+            reached = any(each.requires_grad for each in tensors_in(args))
             if torch.is_grad_enabled() and not (reached or self._elsewhere() or in_backward()):
                 self.cut_off.setdefault(here(), set()).update(each.module for each in self.calls[first:])
             return out

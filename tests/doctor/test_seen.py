@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import torch
 from torch import nn
 
-from autofit.doctor.seen import LiveTensors, has_storage, only_views, operands, replace_with, resting
+from autofit.doctor.seen import LiveTensors, has_storage, only_views, replace_with, resting
 from autofit.torch_internals import FakeTensorMode
 from autofit.workloads.workload import state_tensors
 
@@ -37,12 +37,6 @@ def test_sparse_and_fake_tensors_have_no_storage_here() -> None:
     assert not has_storage(torch.ones(2).to_sparse())
     with FakeTensorMode() as mode:
         assert not has_storage(mode.from_tensor(torch.ones(2)))
-
-
-def test_operands_are_found_in_lists_and_keywords() -> None:
-    one, two, three = torch.ones(1), torch.ones(2), torch.ones(3)
-    found = list(operands((one, [two, None], 3), {"out": three, "dim": 0}))
-    assert [len(each) for each in found] == [1, 2, 3]
 
 
 def test_only_operators_that_make_a_view_read_nothing() -> None:

@@ -9,7 +9,7 @@ from autofit.core.plan import Plan
 from autofit.memory.trace import Trace
 from autofit.prepare import prepare
 from autofit.strategies import members
-from autofit.tracing.operation_count import Tally
+from autofit.tracing.operation_count import Tally, tensors_in
 from autofit.tracing.tracing import trace
 from autofit.workloads.step import Draft, StepBatch
 from tests.tracing.tiny import Cnn, Gpt, images, words, workload
@@ -32,6 +32,11 @@ def counted(model: nn.Module, batch: Batch) -> int:
         step(StepBatch.of([batch]))
     flops: int = counter.get_total_flops()
     return flops
+
+
+def test_tensors_are_found_in_lists() -> None:
+    one, two, three = torch.ones(1), torch.ones(2), torch.ones(3)
+    assert [len(each) for each in tensors_in((one, [two, None], 3, (three,)))] == [1, 2, 3]
 
 
 def test_convolutions_and_products_are_counted_as_torch_counts_them() -> None:
