@@ -170,22 +170,19 @@ class Session:
         on = (each.device for model in models for each in model.parameters())
         placed = next((each for each in on if each.type not in (host.type, "meta")), host)
         self._device = device = self._device or devices.choose(str(placed))
-        self._watch = Watch(device.torch_device, models, saves=self._saves)
+        self._watch = watch = Watch(device.torch_device, models, saves=self._saves)
         budget_bytes = device.budget(None, False).memory_bytes
         roots = self._roots
         self._observer = Observer(
-            self._watch,
+            watch,
             device.account() or HOST,
             budget_bytes,
-            lambda: {**{name or "model": model for name, model in self._models_by_name()}, **roots()},
+            lambda: {**{name or "model": model for name, model in watch.models.items()}, **roots()},
             self._steps,
         )
         self._held.enter_context(collection_off())
         self._held.enter_context(uncompiled())
-        self._held.enter_context(self._watch.watching(called=True))
-
-    def _models_by_name(self) -> Iterable[tuple[str, nn.Module]]:
-        return () if self._watch is None else self._watch.models.items()
+        self._held.enter_context(watch.watching(called=True))
 
     def _diagnosed(self, observation: Observation, note: str = "", *, failed: bool = False) -> Diagnosis:
         assert self._device is not None, "the observation has begun"
