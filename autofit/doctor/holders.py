@@ -132,11 +132,6 @@ def _gradient(handle_of: Handle, tensor: torch.Tensor) -> set[int]:
     return set() if handle is None else {handle}
 
 
-def held_tensors(roots: Mapping[str, object]) -> list[torch.Tensor]:
-    """Returns the tensors that variables and roots hold themselves, and not only their graphs or views."""
-    return [tensor for _, tensor in held(roots)]
-
-
 def held(roots: Mapping[str, object]) -> Iterator[tuple[Holder, torch.Tensor]]:
     """Yields the tensors that variables and roots hold, and how."""
     reached = ((holder, value) for holder, value in _reached(roots) if isinstance(value, torch.Tensor))
@@ -161,9 +156,9 @@ def paths_to(modules: Iterable[nn.Module], roots: Mapping[str, object]) -> dict[
 
 def _reached(roots: Mapping[str, object]) -> Iterator[tuple[Holder, torch.Tensor | nn.Module]]:
     """Yields the tensors and modules that variables and roots hold, and how. Modules inside others are not entered."""
-    walk = _HolderWalk()
+    seen = dict[int, int]()  # how far the walk went on from an object, by its id
     for name, where, value in (*_variables(roots), *((name, "", value) for name, value in roots.items())):
-        yield from walk.found(value, name, where)
+        yield from _walked(value, Holder(name, where), seen)
 
 
 def unlisted(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Module | torch.Tensor]]:
@@ -256,40 +251,36 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-class _HolderWalk:
-    """Walks from variables to tensors and modules.
+def _walked(variable: object, named: Holder, seen: dict[int, int]) -> Iterator[tuple[Holder, torch.Tensor | nn.Module]]:
+    """Walks from a variable to tensors and modules.
 
-    Each object is entered once, and again if a later way to it reaches further.
+    Each object is entered once, and again if a later way to it reaches further than the `seen` ones.
     """
+    waiting = deque([(variable, named, DEPTH)])
+    while waiting and len(seen) < OBJECTS:
+        value, holder, depth = waiting.popleft()
+        if isinstance(value, _PLAIN):
+            continue
+        if isinstance(value, (torch.Tensor, nn.Module)):
+            yield holder, value
+        if isinstance(value, torch.Tensor):
+            continue
+        before = seen.get(id(value), 0)
+        if depth > before:
+            seen[id(value)] = depth
+            inside = (pair for pair in _inside(value, holder) if not (before and isinstance(pair[0], torch.Tensor)))
+            waiting += [(each, further, depth - 1) for each, further in inside]
+            waiting += [(each, further, depth - 1) for each, further in _of_classes(type(value), seen)]
 
-    def __init__(self) -> None:
-        self._seen = dict[int, int]()  # how far the walk went on from an object, by its id
 
-    def found(self, value: object, name: str, where: str) -> Iterator[tuple[Holder, torch.Tensor | nn.Module]]:
-        waiting = deque([(value, Holder(name, where), DEPTH)])
-        while waiting and len(self._seen) < OBJECTS:
-            value, holder, depth = waiting.popleft()
-            if isinstance(value, _PLAIN):
-                continue
-            if isinstance(value, (torch.Tensor, nn.Module)):
-                yield holder, value
-            if isinstance(value, torch.Tensor):
-                continue
-            before = self._seen.get(id(value), 0)
-            if depth > before:
-                self._seen[id(value)] = depth
-                inside = (pair for pair in _inside(value, holder) if not (before and isinstance(pair[0], torch.Tensor)))
-                waiting += [(each, further, depth - 1) for each, further in inside]
-                waiting += [(each, further, depth - 1) for each, further in self._of_classes(type(value))]
-
-    def _of_classes(self, kind: type[Any]) -> Iterator[tuple[object, Holder]]:
-        """Yields the attributes of a class of the user's and of its bases, once."""
-        for each in kind.__mro__:
-            if id(each) not in self._seen and _is_users(each):
-                self._seen[id(each)] = DEPTH
-                for name, value in list(vars(each).items()):
-                    if not name.startswith("__") and not callable(value):
-                        yield value, Holder(f"{each.__name__}.{name}")
+def _of_classes(kind: type[Any], seen: dict[int, int]) -> Iterator[tuple[object, Holder]]:
+    """Yields the attributes of a class of the user's and of its bases, once."""
+    for each in kind.__mro__:
+        if id(each) not in seen and _is_users(each):
+            seen[id(each)] = DEPTH
+            for name, value in list(vars(each).items()):
+                if not name.startswith("__") and not callable(value):
+                    yield value, Holder(f"{each.__name__}.{name}")
 
 
 def _inside(value: object, holder: Holder) -> Iterator[tuple[object, Holder]]:

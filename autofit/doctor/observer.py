@@ -12,7 +12,7 @@ import torch
 
 from autofit.core.account import Account
 from autofit.doctor.graphs import DatedGraphs, nodes_of
-from autofit.doctor.holders import Holder, find_holders, held, held_tensors, paths_to
+from autofit.doctor.holders import Holder, find_holders, held, paths_to
 from autofit.doctor.observation import GROWING, PASSING, STEPS, Carried, Observation, View, places
 from autofit.doctor.sites import Site
 from autofit.doctor.watch import Watch
@@ -218,7 +218,7 @@ def used_bytes(watch: Watch, roots: Mapping[str, object]) -> dict[int, int]:
     parts = defaultdict[int, dict[object, int]](dict)
     tensors = live_tensors()
     bases = {id(base) for each in tensors if (base := base_of(each)) is not None}
-    kept = {id(each) for each in held_tensors(roots)} if bases else set()
+    kept = {id(each) for _, each in held(roots)} if bases else set()
     for tensor in (each for each in tensors if id(each) in kept or id(each) not in bases):
         handle = watch.handle_of(tensor)
         if handle is None or watch.kinds[handle] not in PASSING or handle in watch.outside:
