@@ -27,9 +27,9 @@ SEARCH = autofit.tune
 """Loaded here, where no workload is on the stack: an import inside that fails keeps the frames that led to it."""
 
 QUICK = {
-    Purpose.PROBE: Pace(warmup_least=1, warmup_most=2, steps_least=2, steps_most=2, seconds=0.0, patience_s=10.0),
-    Purpose.BLOCK: Pace(warmup_least=1, warmup_most=1, steps_least=1, steps_most=1, seconds=0.0, patience_s=10.0),
-    Purpose.PROOF: Pace(warmup_least=1, warmup_most=2, steps_least=3, steps_most=3, seconds=0.0),
+    Purpose.PROBE: Pace(warmup_most=2, steps_least=2, steps_most=2, seconds=0.0, patience_s=10.0),
+    Purpose.BLOCK: Pace(warmup_most=1, steps_least=1, steps_most=1, seconds=0.0, patience_s=10.0),
+    Purpose.PROOF: Pace(warmup_most=2, steps_least=3, steps_most=3, seconds=0.0),
 }
 """For a phantom, whose clock is exact: more steps would tell no more. What is run on the worst batch stays."""
 

@@ -31,9 +31,9 @@ from tests.examples.loading import load
 from tests.fakes import FakeTime
 
 FEW_STEPS = {
-    Purpose.PROBE: Pace(warmup_least=1, warmup_most=2, steps_least=2, steps_most=2, seconds=0.0, patience_s=10.0),
-    Purpose.BLOCK: Pace(warmup_least=1, warmup_most=1, steps_least=1, steps_most=1, seconds=0.0, patience_s=10.0),
-    Purpose.PROOF: Pace(warmup_least=1, warmup_most=2, steps_least=3, steps_most=3, seconds=0.0),
+    Purpose.PROBE: Pace(warmup_most=2, steps_least=2, steps_most=2, seconds=0.0, patience_s=10.0),
+    Purpose.BLOCK: Pace(warmup_most=1, steps_least=1, steps_most=1, seconds=0.0, patience_s=10.0),
+    Purpose.PROOF: Pace(warmup_most=2, steps_least=3, steps_most=3, seconds=0.0),
 }
 """Enough for what is asserted here: nothing is said of how fast a plan is."""
 NAMES = ("gpt", "convnet", "tabular", "huggingface", "gan", "ema_teacher")

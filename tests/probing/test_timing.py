@@ -17,7 +17,7 @@ from tests.fakes import FakeTime
 
 CPU = devices.choose("cpu")
 BATCH = StepBatch.of([torch.ones(2, 1)])
-PACE = Pace(warmup_least=1, warmup_most=4, steps_least=3, steps_most=8, seconds=0.5)
+PACE = Pace(warmup_most=4, steps_least=3, steps_most=8, seconds=0.5)
 
 
 def step_of(step_clock: FakeTime, times: Iterator[float], **changes: Any) -> TrainStep:
@@ -56,7 +56,7 @@ def test_measuring_goes_on_for_the_time_given_and_not_beyond_the_most(step_clock
 
 
 def test_a_block_has_a_fixed_number_of_steps(step_clock: FakeTime) -> None:
-    pace = Pace(warmup_least=1, warmup_most=1, steps_least=4, steps_most=4, seconds=0.0)
+    pace = Pace(warmup_most=1, steps_least=4, steps_most=4, seconds=0.0)
     lap = timed(step_clock, [5.0, 1.0, 2.0, 3.0, 4.0], pace)
     assert lap.warmup_s == [5.0]
     assert lap.steps_s == [1.0, 2.0, 3.0, 4.0]
@@ -68,12 +68,12 @@ def test_where_batches_differ_each_runs_as_often_as_the_others(step_clock: FakeT
     assert lap.warmup_s == [9.0, 1.0, 2.0, 3.0]
     assert lap.settled  # steps on other batches are no measure of it
     assert lap.steps_s == pytest.approx([0.01, 0.1, 0.02, 0.1] * 2)
-    longer = Pace(warmup_least=1, warmup_most=4, steps_least=5, steps_most=10, seconds=1.0)
+    longer = Pace(warmup_most=4, steps_least=5, steps_most=10, seconds=1.0)
     assert len(timed(step_clock, [0.01] * 40, longer, cycle=4).steps_s) == 12
 
 
 def test_where_batches_differ_a_cycle_is_completed_however_long_it_takes(step_clock: FakeTime) -> None:
-    pace = Pace(warmup_least=1, warmup_most=4, steps_least=3, steps_most=8, seconds=0.5, patience_s=3.0)
+    pace = Pace(warmup_most=4, steps_least=3, steps_most=8, seconds=0.5, patience_s=3.0)
     lap = timed(step_clock, [20.0, 4.0, 8.0, 4.0, 4.0] + [1.0] * 8, pace, cycle=4)
     assert lap.warmup_s == [20.0]
     assert not lap.settled  # three of the batches have not been seen before they are measured

@@ -32,7 +32,7 @@ from autofit.workloads.step import StepBatch
 from tests.fakes import FakeTime
 from tests.probing.queueing import BATCH, Overflowing, Queueing, Reads, forever, step_on
 
-PACE = Pace(warmup_least=1, warmup_most=4, steps_least=3, steps_most=8, seconds=0.5)
+PACE = Pace(warmup_most=4, steps_least=3, steps_most=8, seconds=0.5)
 SHORT_S = 2**-6
 """A step of which 7 make a window: exact on a clock that adds seconds up."""
 
@@ -332,7 +332,7 @@ def test_steps_that_keep_memory_or_thrash_are_timed_one_by_one(of: str, step_clo
 
 
 def test_a_window_is_timed_however_little_patience_there_is(step_clock: FakeTime) -> None:
-    pace = Pace(warmup_least=1, warmup_most=4, steps_least=5, steps_most=10, seconds=1.0, patience_s=0.0)
+    pace = Pace(warmup_most=4, steps_least=5, steps_most=10, seconds=1.0, patience_s=0.0)
     device = Queueing(step_clock)
     lap = time_steps(step_on(device, forever(SHORT_S)), lambda number: BATCH, device, pace)
     assert (len(lap.steps_s), lap.steps_per_window) == (1, 7)

@@ -7,7 +7,7 @@ import pytest
 from autofit.probing.timing import MOST_SKIPPED, SETTLED_RATIO, Pace, WindowResult, has_settled, warm_up
 from tests.fakes import FakeTime
 
-PACE = Pace(warmup_least=1, warmup_most=4, steps_least=3, steps_most=8, seconds=0.5)
+PACE = Pace(warmup_most=4, steps_least=3, steps_most=8, seconds=0.5)
 
 
 class Steps:
@@ -54,14 +54,14 @@ def test_times_that_never_settle_are_bounded(step_clock: FakeTime) -> None:
 
 
 def test_it_ends_when_its_time_is_over(step_clock: FakeTime) -> None:
-    pace = Pace(warmup_least=1, warmup_most=4, steps_least=3, steps_most=8, seconds=0.5, patience_s=3.0)
+    pace = Pace(warmup_most=4, steps_least=3, steps_most=8, seconds=0.5, patience_s=3.0)
     times: list[float] = []
     assert not warm_up(times, Steps(step_clock, [2.5, 0.5, 1.0]), pace, 1)
     assert times == [2.5, 0.5]
 
 
 def test_a_block_has_one_step_that_need_not_settle(step_clock: FakeTime) -> None:
-    pace = Pace(warmup_least=1, warmup_most=1, steps_least=4, steps_most=4, seconds=0.0)
+    pace = Pace(warmup_most=1, steps_least=4, steps_most=4, seconds=0.0)
     times: list[float] = []
     assert warm_up(times, Steps(step_clock, [5.0]), pace, 1)
     assert times == [5.0]
