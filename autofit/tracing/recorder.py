@@ -104,10 +104,6 @@ class ModuleStack:
         """Returns the index of a module; None if it is not followed."""
         return self._indices.get(id(module))
 
-    def path(self) -> tuple[int, ...]:
-        """Returns the indices of the modules whose forward passes are running, the outermost first."""
-        return tuple(self._stack)
-
     def forget(self) -> None:
         """Forgets the sequence numbers of a finished step."""
         self._stack.clear()
