@@ -93,7 +93,6 @@ class Device(ABC):
 
     Attributes:
         type: torch's name of the device type.
-        meter_slows: whether `meter` slows steps down, so that they must not be timed.
         queues_work: whether the host continues while the device is still working. Short steps are then timed several at
             a time (`autofit.probing.timing`), because training does not wait for each step either.
         is_host: whether the device is the CPU, whose memory is the machine's main memory.
@@ -104,7 +103,6 @@ class Device(ABC):
     """
 
     type: ClassVar[str]
-    meter_slows: ClassVar[bool] = False
     queues_work: ClassVar[bool] = False
     is_host: ClassVar[bool] = False
     pins_memory: ClassVar[bool] = False

@@ -48,7 +48,6 @@ class Cpu(Device):
     """The machine's processors and main memory."""
 
     type = "cpu"
-    meter_slows = True
     is_host = True
     shapes_kept = 32
     """oneDNN keeps 1,024 primitives by default (ONEDNN_PRIMITIVE_CACHE_CAPACITY). This assumes 32 of them per shape:
