@@ -7,7 +7,6 @@ ends. A search that was killed leaves the first alone.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from pydantic import ValidationError
 
@@ -176,11 +175,6 @@ class SearchResult:
     answer: Answer | None
     evidence: SearchEvidence
     trials: tuple[Trial, ...] = ()
-
-    @classmethod
-    def of(cls, evidence: SearchEvidence, trials: Sequence[Trial]) -> Self:
-        """Returns the result that a study holds."""
-        return cls(evidence.whole_answer(trials), evidence, tuple(trials))
 
 
 def notes_of(evidence: SearchEvidence, name: str) -> dict[str, dict[str, object]]:

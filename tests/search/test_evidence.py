@@ -84,7 +84,6 @@ def test_alternatives_come_back_from_the_trials(result: SearchResult) -> None:
     assert result.evidence.answer is not None
     assert result.evidence.answer.alternatives == ()
     assert result.evidence.whole_answer(result.trials) == result.answer
-    assert SearchResult.of(result.evidence, result.trials) == result
     some = result.evidence.whole_answer([t for t in result.trials if t.plan != result.answer.alternatives[0].plan])
     assert some is not None
     assert some.alternatives == result.answer.alternatives[1:]
