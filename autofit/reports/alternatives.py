@@ -57,13 +57,13 @@ def others(r: Answer, width: int, plan_file: str | None) -> list[str]:
 
 def reasons_of(r: Answer) -> dict[str, str]:
     """Returns why each alternative was not chosen, and which are worth a look because they are lighter, by plan key."""
-    found = {c.plan.key: why(c, r) for c in r.alternatives}
+    found = {c.plan.key: why(c) for c in r.alternatives}
     for key in (c.plan.key for c in _worth(r)):
         found[key] = f"{found[key]}, but lighter" if found[key] else "lighter"
     return found
 
 
-def why(candidate: Candidate, r: Answer) -> str:
+def why(candidate: Candidate) -> str:
     """Returns why a plan was not chosen, without the figures that stand beside it.
 
     A plan is "slower" only if the interval of its ratio to the recommended plan is below 1.
