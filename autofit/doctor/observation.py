@@ -21,7 +21,7 @@ from autofit.doctor.sites import Site
 from autofit.doctor.watch import Watch
 from autofit.doctor.what_if import WhatIf
 from autofit.memory.allocator.settings import Settings
-from autofit.memory.lifetimes import Gap, changed, peak_bytes, step_of
+from autofit.memory.lifetimes import Gap, changed, step_of
 from autofit.memory.peak import memory_use
 from autofit.memory.profile import points_of
 from autofit.memory.trace import Kind, Trace
@@ -206,7 +206,7 @@ class Observation:
         gone = {number[handle] for handle in without if handle in number} | (released.keys() - early.keys())
         other = {number[handle]: size for handle, size in (sizes or {}).items() if handle in number}
         now = changed(views.trace, ends=early, gaps=away, without=gone, sizes=other)
-        return views.peak_bytes - peak_bytes(now, self.account)
+        return views.peak_bytes - memory_use(now, self.account).allocated_bytes
 
     def needless(
         self, gradients: Iterable[int], sums: Container[tuple[int, int]] = ()

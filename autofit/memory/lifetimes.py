@@ -1,10 +1,8 @@
-"""Lifetimes: the peak of one training step, as it is and as it would be with some allocations released earlier."""
+"""Lifetimes: one training step of a trace, as it is and as it would be with some allocations released earlier."""
 
 from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
-from autofit.core.account import Account
-from autofit.memory.peak import memory_use
 from autofit.memory.replay import END
 from autofit.memory.trace import Mark, Tensors, Trace
 
@@ -125,8 +123,3 @@ class _Rewriting:
             )
         }
         return columns.model_copy(update=more)
-
-
-def peak_bytes(trace: Trace, account: Account) -> int:
-    """Returns the peak of live tensors, as the device's allocator counts them."""
-    return memory_use(trace, account).allocated_bytes

@@ -3,12 +3,16 @@
 import pytest
 
 from autofit.core.account import Account
-from autofit.memory.lifetimes import Gap, changed, peak_bytes, step_of
+from autofit.memory.lifetimes import Gap, changed, step_of
 from autofit.memory.peak import memory_use
 from autofit.memory.trace import Kind, Trace
 from tests.memory.traces import Script
 
 HOST, CACHING = Account(allocator="host"), Account(allocator="caching")
+
+
+def peak_bytes(trace: Trace, account: Account) -> int:
+    return memory_use(trace, account).allocated_bytes
 
 
 def sizes(trace: Trace) -> list[int]:
