@@ -69,14 +69,9 @@ def around_results(*sizes: int, inside: tuple[int, ...] = ()) -> AllocatorSteps:
     return (*sizes, None, *inside, *(~place for place in reversed(range(len(both)))))
 
 
-def nbytes(tensor: torch.Tensor) -> int:
-    """Returns the bytes of all elements, regardless of layout."""
-    return tensor.numel() * tensor.element_size()
-
-
 def copies(*tensors: torch.Tensor) -> tuple[int, ...]:
     """Returns the bytes of a copy of each tensor that is not contiguous."""
-    return tuple(nbytes(each) for each in tensors if not each.is_contiguous())
+    return tuple(each.nbytes for each in tensors if not each.is_contiguous())
 
 
 def round_up(number: int, step: int) -> int:

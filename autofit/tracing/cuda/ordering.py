@@ -16,7 +16,6 @@ from autofit.tracing.cuda.allocator_steps import (
     Rule,
     after_results,
     around_results,
-    nbytes,
     round_up,
 )
 
@@ -84,10 +83,10 @@ def _topk(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
 def _roll(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """Dimensions are rolled one after the other, each into a new tensor (`roll_common`, TensorTransformations.h)."""
     dims = len(args[2]) if len(args) > 2 else 0
-    parts = (nbytes(out),) * max(dims - 1, 0)
+    parts = (out.nbytes,) * max(dims - 1, 0)
     if dims == 0 or args[0].is_contiguous():
         return around_results(*parts)
-    copied = nbytes(out)  # a contiguous copy, made beforehand for the first dimension
+    copied = out.nbytes  # a contiguous copy, made beforehand for the first dimension
     if not parts:
         return (copied, None, ~0)
     return (copied, parts[0], ~0, *parts[1:], None, *(~place for place in reversed(range(1, len(parts) + 1))))
@@ -165,9 +164,9 @@ RULES: dict[Any, Rule] = {
     # For each element of the mask, the number of set elements before it.
     aten.masked_scatter.default: lambda chip, args, out: after_results(8 * args[0].numel(), args[0].numel() // 55),
     # The selected elements, and the same padded with zeros.
-    aten.masked_scatter_backward.default: lambda chip, args, out: around_results(nbytes(out)),
+    aten.masked_scatter_backward.default: lambda chip, args, out: around_results(out.nbytes),
     # All elements in sorted order, and the temporary memory of sorting.
-    aten._unique2.default: lambda chip, args, out: (nbytes(args[0]), nbytes(args[0]) * 33 // 32, ~1, None, ~0),
+    aten._unique2.default: lambda chip, args, out: (args[0].nbytes, args[0].nbytes * 33 // 32, ~1, None, ~0),
     aten.embedding_dense_backward.default: _embedding_backward,
     aten._embedding_bag_backward.default: _embedding_bag_backward,
     aten._embedding_bag_dense_backward.default: _embedding_bag_backward,

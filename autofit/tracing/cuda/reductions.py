@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from autofit.tracing.cuda.allocator_steps import AllocatorSteps, Chip, Rule, after_results, nbytes, power_of_two
+from autofit.tracing.cuda.allocator_steps import AllocatorSteps, Chip, Rule, after_results, power_of_two
 
 aten = torch.ops.aten
 PAIR_BYTES = 16
@@ -138,7 +138,7 @@ def _sum(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     if widened or summed.dtype is out.dtype:
         return after_results(*reduction(chip, summed, over, max(summed.element_size(), 4)))
     copied = torch.empty_like(summed, dtype=out.dtype, device="meta")
-    return after_results(nbytes(copied), *reduction(chip, copied, over, max(copied.element_size(), 4)))
+    return after_results(copied.nbytes, *reduction(chip, copied, over, max(copied.element_size(), 4)))
 
 
 def _over(partial_bytes: Callable[[int], int], place: int = 1, vectorised: bool = True) -> Rule:
@@ -167,6 +167,6 @@ RULES: dict[Any, Rule] = {
     **dict.fromkeys((aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype), _NORMS),
     # The exponential of each element minus the maximum, and the buffers of their sum.
     aten.logsumexp.default: lambda chip, args, out: after_results(
-        nbytes(args[0]), *reduction(chip, args[0], args[1], max(args[0].element_size(), 4))
+        args[0].nbytes, *reduction(chip, args[0], args[1], max(args[0].element_size(), 4))
     ),
 }

@@ -20,7 +20,6 @@ from autofit.tracing.cuda.allocator_steps import (
     after_results,
     around_results,
     copies,
-    nbytes,
     power_of_two,
     round_up,
 )
@@ -50,7 +49,7 @@ def _flash_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSte
     copied = _copied_by_heads(args[0], args[4])
     keys = args[2]
     # If several query heads share a key head, the gradients of keys and values are made per query head, then summed.
-    grouped = (nbytes(keys) // keys.shape[1] * heads,) * 2 if keys.shape[1] != heads else ()
+    grouped = (keys.nbytes // keys.shape[1] * heads,) * 2 if keys.shape[1] != heads else ()
     return around_results(*copied, inside=(4 * rows, 4 * rows * round_up(width, 32 if width <= 128 else 64), *grouped))
 
 
@@ -80,7 +79,7 @@ def _layer_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Allocat
 
     The sums occur for many short rows: `LaunchGammaBetaBackwardCUDAKernel` in layer_norm_kernel.cu.
     """
-    gradient, inputs = (0 if each.is_contiguous() else nbytes(each) for each in args[:2])
+    gradient, inputs = (0 if each.is_contiguous() else each.nbytes for each in args[:2])
     width = math.prod(args[2])
     rows, columns = args[1].numel() // max(width, 1), -(-width // 32)
     parts, sums = 0, (0, 0)
@@ -95,7 +94,7 @@ def _layer_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Allocat
 def _copied_to_layout(like: torch.Tensor, *copied: torch.Tensor) -> AllocatorSteps:
     """Copies of tensors whose layout differs from that of the input `like`."""
     layout = torch.channels_last if is_channels_last(like) else torch.contiguous_format
-    return after_results(*(nbytes(x) for x in copied if not x.is_contiguous(memory_format=layout)))
+    return after_results(*(x.nbytes for x in copied if not x.is_contiguous(memory_format=layout)))
 
 
 def _group_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
@@ -106,7 +105,7 @@ def _group_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Allocat
 def _convolution(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     """Copies of an input and a weight whose layout differs from that of the convolution."""
     layout = convolved_in(args[0], args[1])
-    inputs, weight = (nbytes(x) if not x.is_contiguous(memory_format=layout) else 0 for x in args[:2])
+    inputs, weight = (x.nbytes if not x.is_contiguous(memory_format=layout) else 0 for x in args[:2])
     return (inputs, None, weight, ~1, ~0)
 
 
@@ -115,7 +114,7 @@ def _convolution_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Alloca
     gradient, inputs, weight, wanted = args[0], args[1], args[2], args[10]
     layout = convolved_in(inputs, weight)
     inputs_copy, gradient_copy, weight_copy = (
-        nbytes(x) if needed and not x.is_contiguous(memory_format=layout) else 0
+        x.nbytes if needed and not x.is_contiguous(memory_format=layout) else 0
         for x, needed in ((inputs, wanted[1]), (gradient, True), (weight, wanted[0]))
     )
     axes = Axes.of(gradient.shape, gradient.stride(), [0, *range(2, gradient.dim())])
@@ -125,7 +124,7 @@ def _convolution_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> Alloca
 
 def _copied_by_heads(*tensors: torch.Tensor) -> tuple[int, ...]:
     """Returns the copies that an attention kernel makes of (batch, heads, time, width) tensors not laid out by time."""
-    return tuple(nbytes(tensor) for tensor in tensors if not tensor.transpose(1, 2).is_contiguous())
+    return tuple(tensor.nbytes for tensor in tensors if not tensor.transpose(1, 2).is_contiguous())
 
 
 def _batch_norm_backward(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
@@ -182,7 +181,7 @@ def _logits(chip: Chip, args: tuple[Any, ...], out: Any) -> AllocatorSteps:
     shape = broadcast(*args[:2])
     each = math.prod(shape) * args[0].element_size()
     weights = args[3] if len(args) > 3 else None
-    before: AllocatorSteps = (each,) if weights is None else (each, nbytes(weights), each, ~1, ~2)
+    before: AllocatorSteps = (each,) if weights is None else (each, weights.nbytes, each, ~1, ~2)
     if len(args) > 4 and args[4] == UNREDUCED:
         return (*before, None, ~0)
     loss = sum(step is not None and step >= 0 for step in before)
@@ -252,26 +251,24 @@ RULES: dict[Any, Rule] = {
     aten.max_pool2d_with_indices_backward.default: lambda chip, args, out: _copied_to_layout(args[1], args[0], args[7]),
     aten.avg_pool2d_backward.default: lambda chip, args, out: _copied_to_layout(args[1], args[0]),
     # The summands, converted to the type of the sums.
-    aten.cumsum.default: lambda chip, args, out: after_results(*(() if args[0].dtype is out.dtype else (nbytes(out),))),
+    aten.cumsum.default: lambda chip, args, out: after_results(*(() if args[0].dtype is out.dtype else (out.nbytes,))),
     aten.mse_loss.default: _errors,
     aten.smooth_l1_loss.default: _errors,
     aten.binary_cross_entropy.default: partial(_shrunk, place=3),
     aten.soft_margin_loss.default: partial(_shrunk, place=2),
     # Exponential, product and quotient. The gradient is allocated before the last release.
-    aten.soft_margin_loss_backward.default: lambda chip, args, out: (*(nbytes(out),) * 3, ~1, ~0, None, ~2),
+    aten.soft_margin_loss_backward.default: lambda chip, args, out: (*(out.nbytes,) * 3, ~1, ~0, None, ~2),
     aten.huber_loss.default: _huber,
     aten.binary_cross_entropy_with_logits.default: _logits,
     aten._trilinear.default: _trilinear,
     # The contribution of each pair of rows to the gradient (cuda/DistanceKernel.cu).
-    aten._cdist_backward.default: lambda chip, args, out: after_results(nbytes(args[1]) * args[2].shape[-2]),
-    aten._pdist_backward.default: lambda chip, args, out: after_results((args[1].shape[0] - 1) * nbytes(args[1])),
+    aten._cdist_backward.default: lambda chip, args, out: after_results(args[1].nbytes * args[2].shape[-2]),
+    aten._pdist_backward.default: lambda chip, args, out: after_results((args[1].shape[0] - 1) * args[1].nbytes),
     # A result with the shape of the images, which is then resized to a larger shape (cuda/Im2Col.cu).
-    aten.im2col.default: lambda chip, args, out: (
-        around_results(nbytes(args[0])) if nbytes(out) > nbytes(args[0]) else ()
-    ),
+    aten.im2col.default: lambda chip, args, out: around_results(args[0].nbytes) if out.nbytes > args[0].nbytes else (),
     # The grid before the transformation, with a one appended to each position.
     aten.affine_grid_generator.default: lambda chip, args, out: around_results(
-        nbytes(out) // out.shape[-1] * (out.shape[-1] + 1)
+        out.nbytes // out.shape[-1] * (out.shape[-1] + 1)
     ),
     # The probabilities in float32, if they are in half precision (cuda/Distributions.cpp).
     aten.bernoulli.default: lambda chip, args, out: after_results(
