@@ -9,10 +9,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-import torch
+from autofit.tracing.cuda.device_spoofing import LIBRARIES
 
-HIDDEN = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
-"""Folders of torch and of autofit, whose lines tell a user nothing."""
 PATHS = tuple(
     sorted({f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib", "stdlib", "platstdlib")}, key=len)
 )
@@ -51,7 +49,7 @@ NOWHERE = Site()
 @cache
 def owner_of(file: str) -> Owner:
     """Returns whose the code of a file is."""
-    if file.startswith(HIDDEN) or (file.startswith("<") and not file.startswith(NOTEBOOKS)):
+    if file.startswith(LIBRARIES) or (file.startswith("<") and not file.startswith(NOTEBOOKS)):
         return Owner.HIDDEN
     installed = file.startswith(PATHS) or any(folder in file for folder in INSTALLED)
     return Owner.LIBRARY if installed else Owner.USER

@@ -13,13 +13,11 @@ import gc
 import linecache
 import logging
 import math
-import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -37,7 +35,7 @@ from autofit.strategies import members
 from autofit.strategies.base import Watch
 from autofit.torch_internals import storage_id
 from autofit.tracing.cuda.allocator_steps import Chip
-from autofit.tracing.cuda.device_spoofing import disguised
+from autofit.tracing.cuda.device_spoofing import LIBRARIES, disguised
 from autofit.tracing.cuda.standin import NAME, attending
 from autofit.tracing.cuda.temporaries import temporary_steps
 from autofit.tracing.data_dependent import DataAnswers
@@ -360,9 +358,6 @@ def _relabel(recorder: Recorder, begun: int, kind: Kind) -> None:
     for handle in recorder.live():
         if handle >= begun and recorder.kinds[handle] is Kind.TEMPORARY:
             recorder.kinds[handle] = kind
-
-
-LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 
 
 def check_traceable(model: nn.Module) -> None:

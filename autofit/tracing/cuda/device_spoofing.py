@@ -6,6 +6,7 @@ code names "cuda", the stand-in is used, also when a checkpointed block is recom
 stand-in.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +22,8 @@ from autofit.torch_internals import FakeTensor
 from autofit.tracing.cuda.allocator_steps import Chip
 
 CUDA = torch.device("cuda", 0)
-INSIDE = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[2]}/")
-"""Directories of the code that sees the real device."""
+LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+"""Folders of torch and of autofit. Their code sees the real device, and their lines tell a user nothing."""
 AUTOCAST_FUNCTIONS = ("is_autocast_enabled", "get_autocast_dtype", "set_autocast_enabled", "set_autocast_dtype")
 """Functions of torch whose first argument is a device type, and which no torch function mode intercepts."""
 
@@ -57,7 +58,7 @@ def disguised(stand_in: torch.device, chip: Chip) -> Iterator[None]:
 
 def _outside() -> bool:
     """Returns whether the code that reads a tensor's property is outside torch and autofit."""
-    return not sys._getframe(2).f_code.co_filename.startswith(INSIDE)
+    return not sys._getframe(2).f_code.co_filename.startswith(LIBRARIES)
 
 
 def _device(real: Callable[[FakeTensor], torch.device], stand_in: str) -> Callable[[FakeTensor], torch.device]:
