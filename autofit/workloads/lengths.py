@@ -226,18 +226,13 @@ class SampleLengths:
         """Returns the number of elements of a sample in all fields that vary."""
         return sum(self.of_fields(key))
 
+    @cached_property
     def of_all(self) -> LengthOf:
-        """Returns a function that orders samples as `total` does and reads none. All samples are read now, once.
+        """Orders samples as `total` does, but reads none: all samples are read when this is first asked for.
 
         All fields are counted: one that does not vary changes no order, and a short scan may not have seen one vary.
         """
-        totals = self._totals
-        return lambda key: totals[key]
-
-    @cached_property
-    def _totals(self) -> "array[int] | dict[Any, int]":
-        """Totals by key: an array if the keys are the numbers from 0, since a data set may have many millions."""
         totals = (sum(map(product, extents(self._sample(key)).values())) for key in self._keys)
-        if self._keys == range(len(self._keys)):
-            return array("q", totals)
-        return dict(zip(self._keys, totals, strict=True))
+        if self._keys == range(len(self._keys)):  # an array, since a data set may have many millions
+            return array("q", totals).__getitem__
+        return dict(zip(self._keys, totals, strict=True)).__getitem__

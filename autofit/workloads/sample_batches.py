@@ -117,7 +117,7 @@ class SampleBatches(_OfRecipe):
             )
         if not self.users_order:
             with undisturbed(self.loader):
-                recipe = recipe.by_length(self._known.of_all())
+                recipe = recipe.by_length(self._known.of_all)
         return recipe.rebuild(size, changes, self.has_rows if counted else None)
 
     def remainder(self, size: int) -> int:

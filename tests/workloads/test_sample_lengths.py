@@ -36,12 +36,12 @@ def test_all_are_read_once_and_are_in_the_same_order() -> None:
         keys = range(first, first + 6)
         lengths = SampleLengths(keys, reading, scan(TEXTS.__getitem__, 6, 6))
         reading.read.clear()
-        length_of = lengths.of_all()
+        length_of = lengths.of_all
         assert reading.read == list(keys)
         assert (
             sorted(keys, key=length_of) == sorted(keys, key=lengths.total) == [first + at for at in (3, 0, 2, 5, 4, 1)]
         )
-        lengths.of_all()
+        assert lengths.of_all is length_of
         assert reading.read == list(keys)
 
 
@@ -49,4 +49,4 @@ def test_a_length_that_the_scan_did_not_see_vary_counts_once_all_are_read() -> N
     samples = [[0] * 4 for _ in range(9)] + [[0] * 8]
     lengths = SampleLengths(range(10), samples.__getitem__, scan(samples[:9].__getitem__, 9, 9))
     assert [lengths.total(key) for key in (0, 9)] == [0, 0]
-    assert [lengths.of_all()(key) for key in (0, 9)] == [4, 8]
+    assert [lengths.of_all(key) for key in (0, 9)] == [4, 8]
