@@ -1,13 +1,13 @@
 """Gradients of one step that can be compared: they use the same modes, random numbers and initial state."""
 
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self, cast
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -228,20 +228,17 @@ def seed_all(seed: int, others: int | None = None) -> None:
     torch.manual_seed(seed)
     others = seed if others is None else others
     random.seed(others)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(others % 2**32)
+    np.random.seed(others % 2**32)
 
 
 @contextmanager
 def generators_restored(device: torch.device) -> Iterator[None]:
     """Restores the global random generators on exit."""
-    numpy = sys.modules.get("numpy")
-    python, arrays = random.getstate(), None if numpy is None else numpy.random.get_state()
+    python, arrays = random.getstate(), np.random.get_state()
     others = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(others, device_type="cuda" if device.type == "cpu" else device.type):
         try:
             yield
         finally:
             random.setstate(python)
-            if numpy is not None:
-                numpy.random.set_state(arrays)
+            np.random.set_state(arrays)

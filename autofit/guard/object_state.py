@@ -7,7 +7,6 @@ Values are compared by their bits, with a fingerprint: `==` says that 0.0 equals
 """
 
 import hashlib
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
@@ -17,6 +16,7 @@ from operator import eq, is_
 from types import CellType, FunctionType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 
 from autofit.torch_internals import is_traceable_wrapper_subclass, set_version
@@ -50,12 +50,11 @@ def feed(update: Update, value: object) -> None:
 
     For an object of another type only the type is fed, since its address does not describe its state.
     """
-    numpy = sys.modules.get("numpy")
     if issubclass(type(value), SIMPLE):  # `isinstance` would read `__class__` of the object
         _feed_text(update, f"{type(value).__qualname__}:{in_full(value)}")
     elif isinstance(value, torch.Tensor):
         _feed_tensor(update, value)
-    elif numpy is not None and isinstance(value, numpy.ndarray):
+    elif isinstance(value, np.ndarray):
         _feed_text(update, f"array:{value.dtype}:{value.shape}")
         update(value.tobytes())
     elif isinstance(value, (set, frozenset)):

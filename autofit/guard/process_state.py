@@ -14,6 +14,7 @@ from functools import partial
 from operator import eq
 from typing import Any
 
+import numpy as np
 import torch
 
 from autofit.core.uninterrupted import uninterrupted
@@ -242,9 +243,8 @@ def generators() -> list[tuple[str, Callable[[], object], Callable[[Any], object
     rngs: list[tuple[str, Callable[[], object], Callable[[Any], object]]] = [
         ("python", random.getstate, random.setstate),
         ("torch", torch.get_rng_state, torch.set_rng_state),
+        ("numpy", partial(np.random.get_state, legacy=False), np.random.set_state),
     ]
-    if (numpy := sys.modules.get("numpy")) is not None:
-        rngs.append(("numpy", lambda: numpy.random.get_state(legacy=False), numpy.random.set_state))
     if (accelerator := running_accelerator()) is not None:
         each = "_all" if hasattr(accelerator, "get_rng_state_all") else ""
         read, write = getattr(accelerator, f"get_rng_state{each}"), getattr(accelerator, f"set_rng_state{each}")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -36,7 +37,7 @@ from autofit.guard.object_state import (
     sequence,
     slots,
 )
-from autofit.guard.tensor_state import ArrayPiece, SamplesPiece, array_parts, is_array, value_piece
+from autofit.guard.tensor_state import ArrayPiece, SamplesPiece, array_parts, value_piece
 from autofit.guard.unguarded import Unguarded, many_samples
 from autofit.guard.walk_rules import Origin, namespaces, origin_of
 from autofit.torch_internals import is_traceable_wrapper_subclass
@@ -144,7 +145,7 @@ class Walk:
         elif parts := walk_rules.unwrapped(found):
             self.unguarded.watch(name, found)
             self._push_all(((f"{name}{end}", part) for end, part in parts), replace(place, held=True))
-        elif is_array(found):
+        elif isinstance(found, np.ndarray):
             self._visit_array(name, found, place)
         elif (value := value_piece(name, found)) is not None:
             self._add(value, place)

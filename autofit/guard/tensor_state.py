@@ -7,11 +7,11 @@ counters do not change.
 
 import copy
 import math
-import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -178,7 +178,7 @@ class ArrayPiece(Piece):
             if isinstance(found, (bytearray, array)):
                 found[:] = kept
             else:
-                _plain(found)[...] = _plain(kept)
+                np.asarray(found)[...] = np.asarray(kept)  # for example without their masks
 
         super().__init__(name, lambda: found, write, _same_elements, VALUE)
 
@@ -194,7 +194,7 @@ def _same_elements(found: Any, kept: Any) -> bool:
     is_flat = found.flags.c_contiguous and not found.dtype.hasobject and found.size and found.shape == kept.shape
     if not is_flat:
         return fingerprint(found) == fingerprint(kept)
-    left, right = (torch.from_numpy(_plain(each).reshape(-1).view("uint8")) for each in (found, kept))
+    left, right = (torch.from_numpy(np.asarray(each).reshape(-1).view("uint8")) for each in (found, kept))
     return same_bytes(left, right)
 
 
@@ -249,29 +249,17 @@ def value_piece(name: str, found: Any) -> Piece | None:
     return None if state is None else ValuePiece(name, *state)
 
 
-def is_array(found: object) -> bool:
-    """Returns whether an object is a numpy array."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(found, numpy.ndarray)
-
-
 def array_parts(found: Any) -> list[Any]:
     """Returns what an array refers to: its objects, and the base array of a read-only view."""
     objects = [found.ravel().tolist()] if found.dtype.hasobject else []
-    base = found.base if not found.flags.writeable and is_array(found.base) and not is_mapped(found) else None
-    return objects if base is None else [*objects, base]
-
-
-def _plain(found: Any) -> Any:
-    """Returns a view of an array as `numpy.ndarray`, for example without a mask."""
-    return sys.modules["numpy"].asarray(found)
+    is_view = isinstance(found.base, np.ndarray) and not found.flags.writeable and not is_mapped(found)
+    return [*objects, found.base] if is_view else objects
 
 
 def is_mapped(array: Any) -> bool:
     """Returns whether a numpy array is memory-mapped."""
-    numpy = sys.modules["numpy"]
-    while isinstance(array, numpy.ndarray):
-        if isinstance(array, numpy.memmap):
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
             return True
         array = array.base
     return False

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from autofit.core.errors import WorkloadError
@@ -221,9 +222,7 @@ def _joined(nodes: list[Any], sizes: list[int], path: str) -> Any:
     kids = [children(node) for node in nodes]
     if kids[0] is None:
         if _is_array(first) and _has_batch_dim(first, sizes[0]):
-            import numpy  # noqa: PLC0415  optional for torch; installed here, since the batch holds an array
-
-            return numpy.concatenate(nodes)
+            return np.concatenate(nodes)
         return first
     if any(other is None or other.keys() != kids[0].keys() for other in kids):
         raise _mismatch(path, "different keys")

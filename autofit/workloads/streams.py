@@ -4,13 +4,13 @@ import copy
 import io
 import itertools
 import random
-import sys
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -83,9 +83,8 @@ def undisturbed(root: object) -> Iterator[None]:
     rewind += [
         partial(torch.random.set_rng_state, torch.random.get_rng_state()),
         partial(random.setstate, random.getstate()),
+        partial(np.random.set_state, np.random.get_state()),
     ]
-    if (numpy := sys.modules.get("numpy")) is not None:
-        rewind.append(partial(numpy.random.set_state, numpy.random.get_state()))
     try:
         yield
     finally:
@@ -103,12 +102,10 @@ def generator_state(found: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]
         return found.get_state, found.set_state
     if isinstance(found, random.Random) and not isinstance(found, random.SystemRandom):
         return found.getstate, found.setstate
-    if (numpy := sys.modules.get("numpy")) is None:
-        return None
-    if isinstance(found, numpy.random.RandomState):
+    if isinstance(found, np.random.RandomState):
         return partial(found.get_state, legacy=False), found.set_state
-    bits = found.bit_generator if isinstance(found, numpy.random.Generator) else found
-    if isinstance(bits, numpy.random.BitGenerator):
+    bits = found.bit_generator if isinstance(found, np.random.Generator) else found
+    if isinstance(bits, np.random.BitGenerator):
         return lambda: copy.deepcopy(bits.state), partial(setattr, bits, "state")
     return None
 
