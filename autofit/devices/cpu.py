@@ -60,13 +60,8 @@ class Cpu(Device):
 
     def name(self) -> str:
         """Returns the processor's model name."""
-        try:
-            for line in Path("/proc/cpuinfo").read_text().splitlines():
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-        except OSError:
-            pass  # not Linux
-        return platform.processor() or platform.machine()
+        found = host_memory.text_of(Path("/proc/cpuinfo"), "model name")
+        return found if found is not None else platform.processor() or platform.machine()
 
     def capacity_bytes(self) -> int:
         """Returns the machine's main memory, or the limit of the control group if that is lower."""

@@ -1,6 +1,7 @@
 """Main memory of the machine, as Linux and control groups report it, for the CPU and integrated chips."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -32,12 +33,17 @@ def status_bytes(key: str) -> int | None:
 
 def kib_line(path: Path, key: str) -> int | None:
     """Returns the bytes on the line "key: n kB" of a file; None if there is no such file or line."""
-    try:
+    found = text_of(path, key)
+    return None if found is None else int(found.split()[0]) * 1024
+
+
+def text_of(path: Path, key: str) -> str | None:
+    """Returns what follows "key:" on a line of a file; None if there is no such file (not Linux) or line."""
+    with suppress(OSError):
         for line in path.read_text().splitlines():
-            if line.startswith(key + ":"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux
+            name, _, text = line.partition(":")
+            if name.rstrip() == key:
+                return text.strip()
     return None
 
 
