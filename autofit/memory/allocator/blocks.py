@@ -113,21 +113,17 @@ class MemoryBlock:
 
         The block with the lowest address is kept, so the first block of a segment is always the same object.
         """
-        first, after = self, self.after
+        before, after = self.before, self.after
         if after is not None and after.free and after.mapped == self.mapped:
+            after.pool.remove(after)
             self._absorb(after)
-        before = self.before
         if before is not None and before.free and before.mapped == self.mapped:
-            first = before
             before.pool.remove(before)
-            before.size += self.size
-            before.after = self.after
-            if before.after is not None:
-                before.after.before = before
-        return first
+            before._absorb(self)
+            return before
+        return self
 
     def _absorb(self, after: "MemoryBlock") -> None:
-        after.pool.remove(after)
         self.size += after.size
         self.after = after.after
         if self.after is not None:
