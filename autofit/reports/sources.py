@@ -16,15 +16,13 @@ from autofit.core.printable import redacted
 from autofit.core.trial import Trial
 from autofit.reports.sentences import instant
 from autofit.search.evidence import CLOSED, OPENED, SearchEvidence, SearchResult, evidence_in
-from autofit.study.location import is_storage
+from autofit.study.location import NETWORK, is_storage
 
 if TYPE_CHECKING:
     from autofit.study.study import ReadStudy
 
 _MEMORY = "memory"
 """How an answer names a study that was kept in memory."""
-_NETWORK = ("//", "\\\\")
-"""Beginnings of a path that leads to another machine: Windows logs in there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +174,7 @@ def _study_of(answer: Answer, plan_file: str) -> "ReadStudy | None":
     if location in ("", _MEMORY):
         raise StudyError("it was kept in memory. Give `study` a path to keep it.")
     # Opening what a stranger's file names could send this user's password to a server of the stranger's.
-    if "://" in location or location.startswith(_NETWORK):
+    if "://" in location or location.startswith(NETWORK):
         raise StudyError(
             f"the plan names {location}; expected a file, because a plan file never leads to a server. If you trust "
             "it, name the study itself: `autofit report URL`."

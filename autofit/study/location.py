@@ -26,6 +26,8 @@ MAX_BYTES = 2**28
 """Maximum size of a journal. A trial writes about 7 kB."""
 MOST_VALUES = 2**22
 """Maximum number of lists and mappings in a journal. A trial writes about 80. Each takes 60 to 230 bytes when read."""
+NETWORK = ("//", "\\\\")
+"""Beginnings of a path that leads to another machine. A plan file may be a stranger's, and Windows logs in there."""
 _PIECE_BYTES = 2**20
 _REFERENCE_BYTES = 2**16
 """Maximum number of bytes that are read of a file with a location."""

@@ -15,12 +15,10 @@ from autofit.core.outcome import IN_TRAINING
 from autofit.core.plan import Plan
 from autofit.core.strict import Strict
 from autofit.files import head_of, write_atomically
-from autofit.study.location import StudyPlace
+from autofit.study.location import NETWORK, StudyPlace
 
 SUFFIX = ".splits.jsonl"
 _MOST_BYTES = 2**22
-_NETWORK = ("//", "\\\\")
-"""Beginnings of a path that leads to another machine: a plan file may be a stranger's."""
 
 
 class TrainingSplits(Strict):
@@ -56,7 +54,7 @@ class TrainingSplits(Strict):
 def places(study: str | Path, plan_file: str | Path = "") -> list[Path]:
     """Returns the files where the records of a plan may be. A training writes to the first whose directory exists."""
     found, text = list[Path](), str(study)
-    if not text.startswith(_NETWORK) and text not in ("", "memory"):  # as an answer names a study in memory
+    if not text.startswith(NETWORK) and text not in ("", "memory"):  # as an answer names a study in memory
         relative = "://" not in text and plan_file and not text.startswith("~")
         path = StudyPlace.of(Path(plan_file).absolute().parent / text if relative else text).path
         found += [] if path is None else [path]
