@@ -127,7 +127,7 @@ class Diagnosis(Strict):
         duration_s: seconds that the observation took.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     schema_name: Literal["autofit.doctor/1"] = Field(default="autofit.doctor/1", alias="schema")
     target: str

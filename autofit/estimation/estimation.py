@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from autofit.core.account import Account
 from autofit.core.budget import Budget
@@ -13,6 +13,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.plan import KnobValue, Plan, same_value
 from autofit.core.printable import printable
 from autofit.core.space import Refusal
+from autofit.core.strict import Strict
 from autofit.core.units import format_bytes, short_number
 from autofit.core.wording import describe_plan
 from autofit.memory.breakdown import OUTSIDE, Breakdown, Part
@@ -23,11 +24,7 @@ PRECISION = "precision"
 """The knob whose values need no name beside them."""
 
 
-class _EstimateRecord(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-
-class TradedKnob(_EstimateRecord):
+class TradedKnob(Strict):
     """The knob of which the smallest value that suffices was looked for; all texts are "" if there is none.
 
     Attributes:
@@ -41,7 +38,7 @@ class TradedKnob(_EstimateRecord):
     counted: str = ""
 
 
-class EstimatedPlan(_EstimateRecord):
+class EstimatedPlan(Strict):
     """A plan with its estimated peak.
 
     Attributes:
@@ -60,7 +57,7 @@ class EstimatedPlan(_EstimateRecord):
     samples_per_s: float | None = None
 
 
-class Need(_EstimateRecord):
+class Need(Strict):
     """Value of the traded knob with which a micro batch fits, such as the number of checkpointed blocks.
 
     Attributes:
@@ -74,7 +71,7 @@ class Need(_EstimateRecord):
     estimated: EstimatedPlan | None = None
 
 
-class Row(_EstimateRecord):
+class Row(Strict):
     """What fits with one value of one knob, with the baseline's values of the others.
 
     Attributes:
@@ -103,7 +100,7 @@ class Row(_EstimateRecord):
         return str(self.value) if self.knob in ("", PRECISION) else f"{self.knob}={self.value}"
 
 
-class PeakLaw(_EstimateRecord):
+class PeakLaw(Strict):
     """The peak of one choice at several micro batches. Between two of them, every part is close to a straight line.
 
     So it is between the first and the last value of the knob that trades memory.
@@ -125,7 +122,7 @@ class PeakLaw(_EstimateRecord):
     parts: dict[str, tuple[int, ...]]
 
 
-class Estimation(_EstimateRecord):
+class Estimation(Strict):
     """The memory that a workload's training will need on a device where it has not run. `print` shows it as text.
 
     Attributes:
@@ -148,6 +145,8 @@ class Estimation(_EstimateRecord):
         duration_s: duration of the estimate in seconds.
         created: UTC time in ISO 8601.
     """
+
+    model_config = ConfigDict(populate_by_name=True)
 
     schema_name: Literal["autofit.estimate/1"] = Field(default="autofit.estimate/1", alias="schema")
     target: str = ""

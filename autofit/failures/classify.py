@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from pydantic import BaseModel, ConfigDict
-
 from autofit.core.outcome import LAST_BATCH, Status
+from autofit.core.strict import Strict
 from autofit.failures.evidence import TEXT_LIMIT, ErrorLink, Evidence, plain
 
 _REASON_LIMIT = 240
@@ -87,7 +86,7 @@ class Failure:
     reason: str
 
 
-class FailureText(BaseModel):
+class FailureText(Strict):
     """One entry of the text corpus.
 
     Attributes:
@@ -98,8 +97,6 @@ class FailureText(BaseModel):
         seen_in: the version, source file or issue where the text was seen.
         confirmed: whether source code, an issue or our own run confirms the entry.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     pattern: re.Pattern[str]

@@ -2,10 +2,9 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
-from pydantic import BaseModel, ConfigDict
-
 from autofit.core.plan import ACCUMULATION_STEPS, MICRO_BATCH_SIZE, Plan
 from autofit.core.space import Refusal
+from autofit.core.strict import Strict
 
 ACCUMULATION = "accumulation"
 """Name of the value that stands for other micro batches of the same global batch."""
@@ -14,7 +13,7 @@ OTHER_BATCH = "batch_size"
 _TOGETHER = " & "
 
 
-class GateVerdict(BaseModel):
+class GateVerdict(Strict):
     """What a gate found on a value. A study keeps it.
 
     Attributes:
@@ -27,8 +26,6 @@ class GateVerdict(BaseModel):
         compared: whether gradients were compared. If not, a value passes only if its technique keeps the arithmetic.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     passed: bool
     reason: str
     weighing: str = ""
@@ -37,7 +34,7 @@ class GateVerdict(BaseModel):
     compared: bool = True
 
 
-class Checked(BaseModel):
+class Checked(Strict):
     """Whether a plan keeps the baseline's gradient. By default nothing had to be checked.
 
     Attributes:
@@ -51,12 +48,10 @@ class Checked(BaseModel):
             search, and a later one compares them again.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     passed: bool = True
     checked: bool = True
     reason: str = ""
-    verdicts: dict[str, GateVerdict] = {}
+    verdicts: Mapping[str, GateVerdict] = {}
     caveats: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
 
