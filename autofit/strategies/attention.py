@@ -12,7 +12,7 @@ from autofit.core.errors import Untraceable
 from autofit.core.knob import Knob
 from autofit.core.plan import Plan
 from autofit.strategies.base import Facts, Offer, Phase, Strategy, unknown_value
-from autofit.strategies.blocks import has_compiled_part
+from autofit.strategies.blocks import has_compiled_part, outermost
 from autofit.strategies.undo import Undo
 from autofit.workloads.step import Draft
 
@@ -56,13 +56,9 @@ class Attention(Strategy):
         return _switched(draft.model)
 
 
-def _owners(module: nn.Module) -> Iterator[nn.Module]:
-    """Yields the outermost transformers models."""
-    if callable(getattr(module, "set_attn_implementation", None)) and hasattr(module, "config"):
-        yield module
-        return
-    for child in module.children():
-        yield from _owners(child)
+def _is_owner(module: nn.Module) -> bool:
+    """Returns whether a module is a transformers model."""
+    return callable(getattr(module, "set_attn_implementation", None)) and hasattr(module, "config")
 
 
 def _is_eager(owner: Any) -> bool:
@@ -71,7 +67,7 @@ def _is_eager(owner: Any) -> bool:
 
 def _lack(model: nn.Module, batch: Any) -> str | None:
     """Returns why no transformers model in `model` can be switched to `scaled_dot_product_attention`, or None."""
-    eager = list(filter(_is_eager, _owners(model)))
+    eager = list(filter(_is_eager, outermost(model, _is_owner)))
     if not eager:
         return "no transformers model here computes attention by plain products (attn_implementation='eager')"
     return next(filter(None, (_lack_of(owner, batch) for owner in eager)), None)
@@ -100,7 +96,7 @@ def _seen(facts: Facts) -> str | None:
 
     @contextmanager
     def watch(model: nn.Module) -> Iterator[None]:
-        for owner in _owners(model):  # of a copied model, which is discarded
+        for owner in outermost(model, _is_owner):  # of a copied model, which is discarded
             owner.register_forward_pre_hook(watching.asked, with_kwargs=True)
         with _switched(model), watching:
             yield
@@ -133,7 +129,7 @@ class _AttentionCalls(TorchFunctionMode):
 def _switched(model: nn.Module) -> Iterator[None]:
     """Switches the transformers models in `model` from plain products to `scaled_dot_product_attention`."""
     with Undo() as undo:
-        for owner in _owners(model):
+        for owner in outermost(model, _is_owner):
             for config in _configurations(owner):
                 undo.callback(vars(config).update, {IMPLEMENTATION: vars(config)[IMPLEMENTATION]})
             if _is_eager(owner):

@@ -1,7 +1,7 @@
-"""Finds the repeated blocks of any model from its module tree alone."""
+"""Finds the repeated blocks of any model, and its outermost modules of a kind, from its module tree alone."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -18,6 +18,15 @@ def is_compiled(module: nn.Module) -> bool:
 def has_compiled_part(model: nn.Module) -> bool:
     """Returns whether the model or a module in it was compiled."""
     return any(map(is_compiled, model.modules()))
+
+
+def outermost(model: nn.Module, fits: Callable[[nn.Module], bool]) -> Iterator[nn.Module]:
+    """Yields the outermost modules of a model that fit."""
+    if fits(model):
+        yield model
+        return
+    for child in model.children():
+        yield from outermost(child, fits)
 
 
 _SPLIT_GAIN = 1.25

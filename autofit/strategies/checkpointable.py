@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from autofit.strategies.blocks import find_blocks
+from autofit.strategies.blocks import find_blocks, outermost
 from autofit.strategies.recompute import Recompute
 from autofit.strategies.undo import ABSENT, Undo, put
 from autofit.torch_internals import pytree
@@ -73,7 +73,7 @@ class Checkpointable:
             if isinstance(getattr(type(one.module), one.name, None), property) or not isinstance(one.attributes, dict)
         )
         self.fixed = next(fixed, "")
-        self.owners = tuple(_owners(model))
+        self.owners = tuple(outermost(model, _has_own_method))
         owned = (module for owner in self.owners for module in owner.modules() if _has_own_flag(module))
         self.blocks = tuple(owned) if self.owners else find_blocks(model)
         self.counts = tuple(range(len(self.blocks) + 1))
@@ -180,14 +180,10 @@ def _switch(owner: nn.Module, way: str, *arguments: Any) -> None:
         (method or getattr(owner, f"gradient_checkpointing_{way}"))(*arguments)
 
 
-def _owners(module: nn.Module) -> Iterator[nn.Module]:
-    """Yields the outermost modules that have their own checkpointing method."""
+def _has_own_method(module: nn.Module) -> bool:
+    """Returns whether a module has its own checkpointing method."""
     has_method = callable(getattr(module, "gradient_checkpointing_enable", None))
-    if has_method and getattr(module, "supports_gradient_checkpointing", True):
-        yield module
-        return
-    for child in module.children():
-        yield from _owners(child)
+    return has_method and bool(getattr(module, "supports_gradient_checkpointing", True))
 
 
 def _has_own_flag(module: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autofit.strategies.blocks import outermost
 from autofit.strategies.deferred_logits import DeferringForward
 from autofit.strategies.undo import Undo
 from autofit.torch_internals import pytree
@@ -99,16 +100,13 @@ def compile_loss(draft: Draft, compiled: Callable[[Call], Call], undo: Undo) -> 
         undo.replace(vars(owner), _LOSS, CompiledCriterion(criterion, compiled(criterion)))
 
 
-def _owners(module: nn.Module) -> Iterator[Any]:
+def _owners(model: nn.Module) -> Iterator[Any]:
     """Yields the outermost models of transformers whose forward calls the loss function that a property gives."""
-    if isinstance(getattr(type(module), "loss_function", None), property):
-        forwards = (vars(kind).get("forward", _itself) for kind in type(module).__mro__)
+    for owner in outermost(model, lambda each: isinstance(getattr(type(each), "loss_function", None), property)):
+        forwards = (vars(kind).get("forward", _itself) for kind in type(owner).__mro__)
         codes = (getattr(inspect.unwrap(forward), "__code__", _itself.__code__) for forward in forwards)
         if any("loss_function" in code.co_names for code in codes):
-            yield module
-        return
-    for child in module.children():
-        yield from _owners(child)
+            yield owner
 
 
 def _itself(criterion: Call) -> Call:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autofit.strategies.blocks import outermost
 from autofit.strategies.packed_rows import moved, packed_rows
 from autofit.strategies.undo import Undo
 from autofit.workloads.lengths import IDS, MASK
@@ -110,14 +111,10 @@ def _can_pack(decoder: Any, given: Mapping[str, Any]) -> bool:
 HIDDEN = "hidden_states"
 
 
-def stacks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yields the outermost modules with a list of layers that turn hidden states and a mask into hidden states."""
+def is_stack(module: nn.Module) -> bool:
+    """Returns whether a module has a list of layers and turns hidden states and a mask into hidden states."""
     listed = any(isinstance(child, nn.ModuleList) for child in module.children())
-    if listed and [*inspect.signature(module.forward).parameters][:2] == [HIDDEN, MASK]:
-        yield module
-        return
-    for child in module.children():
-        yield from stacks(child)
+    return listed and [*inspect.signature(module.forward).parameters][:2] == [HIDDEN, MASK]
 
 
 def pack_encoder(stack: Any, users: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PackedCall | None:
@@ -154,7 +151,7 @@ def _can_pack_layers(hidden: Any, mask: Any) -> bool:
 
 def encoder_lack(model: nn.Module) -> str | None:
     """Returns why the layers of a model that is not causal cannot be packed, or None."""
-    found = list(stacks(model))
+    found = list(outermost(model, is_stack))
     if len(found) == 1 and not safe_getattr(safe_getattr(model, "config"), "is_encoder_decoder"):
         return None
     return f"{type(model).__name__} has no single stack of layers that takes {HIDDEN} and {MASK}"
@@ -166,15 +163,15 @@ apart changes nothing, in any precision. Of eight decoders that do not, the smal
 routed model are given other groups of tokens, which may round in another way."""
 
 
-def packable_models(module: nn.Module) -> Iterator[Any]:
+def packable_models(model: nn.Module) -> Iterator[Any]:
     """Yields the outermost models of `transformers` that turn tokens and their mask into hidden states."""
+    return outermost(model, _is_packable)
+
+
+def _is_packable(module: nn.Module) -> bool:
     of_transformers = callable(safe_getattr(module, "set_attn_implementation"))
     innermost = of_transformers and safe_getattr(module, "base_model") is module and not _has_head(module)
-    if innermost and inspect.signature(module.forward).parameters.keys() >= {IDS, MASK}:
-        yield module
-        return
-    for child in module.children():
-        yield from packable_models(child)
+    return innermost and inspect.signature(module.forward).parameters.keys() >= {IDS, MASK}
 
 
 def lack(model: nn.Module) -> str | None:
@@ -273,7 +270,7 @@ def _packed_forwards(found: Iterable[Any], packed: set[Any]) -> Iterator[tuple[A
         _uncompiled.update({True: disable(pack_decoder), False: disable(pack_encoder)})
     for each in found:
         causal = _is_causal(each)
-        for target in (each,) if causal else stacks(each):
+        for target in (each,) if causal else outermost(each, is_stack):
             users: Any = target.forward
             forward: Any = partial(_forward, target, users, packed, causal)
             forward.__signature__ = inspect.signature(users)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from autofit.strategies.packable_models import encoder_lack, pack_encoder, stacks
+from autofit.strategies.blocks import outermost
+from autofit.strategies.packable_models import encoder_lack, is_stack, pack_encoder
 
 STACK_LENGTHS = [5, 2, 2]
 SEEN = torch.tensor([[token < length for token in range(5)] for length in STACK_LENGTHS])
@@ -78,7 +79,7 @@ def test_a_call_with_other_tensors_is_not_packed() -> None:
 
 
 def test_an_encoder_has_one_stack() -> None:
-    assert [type(stack) for stack in stacks(Encoder(1))] == [Stack]
+    assert [type(stack) for stack in outermost(Encoder(1), is_stack)] == [Stack]
     assert encoder_lack(Encoder(1)) is None
     assert (
         encoder_lack(Encoder(2)) == "Encoder has no single stack of layers that takes hidden_states and attention_mask"
