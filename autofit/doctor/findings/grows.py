@@ -223,7 +223,8 @@ def _groups(observation: Observation) -> Iterator[tuple[list[int], Holder | None
     groups = defaultdict[Hashable, list[int]](list)
     holders = dict[Hashable, tuple[Holder | None, bool]]()
     # The largest first: its holder is named, with as many nodes as any of them keeps.
-    for group, handles in sorted(observation.grown.items(), key=lambda each: -_largest(observation, each[1])):
+    sizes, grown = observation.watch.sizes, observation.grown.items()
+    for group, handles in sorted(grown, key=lambda each: -sizes[largest_of(observation, each[1])]):
         holder, cyclic = observation.growers.get(largest_of(observation, handles)), group in observation.cycles
         key: Hashable = (holder.variable, holder.graph) if holder is not None else cyclic or group
         groups[key] += handles
@@ -232,7 +233,3 @@ def _groups(observation: Observation) -> Iterator[tuple[list[int], Holder | None
             holders[key] = (replace(first, nodes=holder.nodes), cyclic)
     for key, found in groups.items():
         yield found, *holders[key]
-
-
-def _largest(observation: Observation, handles: Sequence[int]) -> int:
-    return observation.watch.sizes[largest_of(observation, handles)]
