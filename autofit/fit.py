@@ -265,8 +265,9 @@ class Fit:
         if wanted == 1:
             return None
         if found != wanted:
+            group_found = f"a process group of {found}" if joined else "no process group"
             raise UsageError(
-                f"the plan is for {wanted} ranks, and found a process group of {found}; expected as many. Start "
+                f"the plan is for {wanted} ranks, and found {group_found}; expected as many ranks. Start "
                 f"{wanted} processes, such as with torchrun, and call torch.distributed.init_process_group before "
                 "prepare; or tune again."
             )

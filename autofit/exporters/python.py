@@ -105,6 +105,7 @@ class Python(Exporter):
             constants={key: value for key, value in settings.items() if key.isupper()},
             switches=[line for part, lines in _SWITCHES.items() if part in parts for line in lines],
             infers=infers,
+            ranks=answer.environment.ranks,
             optimizer=optimizer_name(answer),
             workers="".join(f", {argument}" for argument in worker_arguments(answer)),
             fixed_batches=has_fixed_batches(answer),

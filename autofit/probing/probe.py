@@ -274,7 +274,9 @@ class Probe:
         Nothing is compiled for it. Returns why it is not proven, or "".
         """
         source, what = self.store.source, "the incomplete last batch of an epoch"
-        last, users = source.remainder(self.plan.micro_batch_size), source.remainder(source.user_batch_size)
+        ranks = 1 if step.draft.ranks is None else step.draft.ranks.count
+        sizes = (self.plan.micro_batch_size, source.user_batch_size)
+        last, users = (source.remainder(size, ranks) for size in sizes)
         try:
             error = self._error_of(step, last)
             if error is None:

@@ -108,8 +108,7 @@ class RankLayout(Strategy):
         missing = {value: why for value in asked if (why := _lack(value, facts.model, facts.optimizer, facts.ranks))}
         left_out = Unused() if facts.layout == TENSOR else Unused.of(facts, UNUSED)
         if reason := _apart(left_out):
-            divided = [value for value in asked if value in SHARDED and facts.pinned.get(KNOB) != value]
-            missing |= {value: reason for value in divided if value not in missing}
+            missing |= {value: reason for value in asked if value in SHARDED and value not in missing}
         refused = tuple(Refusal(name=f"{KNOB}={value}", reason=why) for value, why in missing.items())
         values = tuple(value for value in asked if value not in missing)
         if not values:
@@ -233,7 +232,10 @@ def _apart(left_out: Unused) -> str | None:
     if left_out.some and not takes_unused():
         return _TOO_OLD
     if left_out.block:
-        return f"a pass may skip {left_out.block}, which all ranks have to run together. If they do, pin {KNOB}={FULL}"
+        return (
+            f"a pass may skip {left_out.block}, and ranks that do not all run a block wait for each other for ever. If "
+            f"they always skip the same ones, pin {UNUSED}=True"
+        )
     return None
 
 
@@ -443,7 +445,8 @@ class _Average:
         if issued(self.ranks.group) == self.before:
             raise WorkloadError(
                 "the gradients were not averaged over ranks: found that step_fn or the loss calls the model by a "
-                "variable of its own; expected the model that it gets, which averages them. Use its argument."
+                "variable of its own, or inside no_sync(); expected a call of the model that it gets, which averages "
+                "them. Use its argument, without no_sync()."
             )
 
     def note(self, *_: Any) -> None:

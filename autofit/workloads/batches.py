@@ -146,8 +146,11 @@ class BatchSource(ABC):
                 )
         return fill_masks(map_tensors(batch, torch.clone)) if self._options.filled else batch
 
-    def remainder(self, size: int) -> int:
-        """Returns the number of samples in the incomplete last batch of the loader of `rebuild`; 0 if unknown."""
+    def remainder(self, size: int, ranks: int = 1) -> int:
+        """Returns the number of samples in the incomplete last batch of the loader of `rebuild`; 0 if unknown.
+
+        Of several ranks, each has its own loader: of its part of the samples, if they are divided.
+        """
         return 0
 
     def tokens(self, batch: Batch) -> int | None:

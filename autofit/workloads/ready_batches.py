@@ -72,7 +72,7 @@ class ReadyBatches(BatchSource):
             count = sum(-(-part // size) for part in ([self.length] if self._join else self._rows.values()))
         return _Regrouped(self.loader, size, self._join, count)
 
-    def remainder(self, size: int) -> int:
+    def remainder(self, size: int, ranks: int = 1) -> int:
         """Returns the smallest batch that cutting leaves; of the user's size, the smallest of the user's own."""
         rows = list(self._rows.values())
         if not self.resizable or self.length is None:

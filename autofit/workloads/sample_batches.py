@@ -14,7 +14,7 @@ from autofit.core.errors import WorkloadError
 from autofit.workloads.batch_algebra import batch_size, describe, leaves
 from autofit.workloads.batches import BatchOptions, BatchSource, no_batches
 from autofit.workloads.counted_batches import Collating, Counted, Cuttable, EquallyCounted, has_rows
-from autofit.workloads.dataloaders import Recipe
+from autofit.workloads.dataloaders import Recipe, shared
 from autofit.workloads.lengths import Lengths, SampleLengths, elements, evenly_spaced, scan
 from autofit.workloads.representative_batches import Groups, choose_representative, representative
 from autofit.workloads.streams import undisturbed
@@ -120,14 +120,15 @@ class SampleBatches(_OfRecipe):
                 recipe = recipe.by_length(self._known.of_all)
         return recipe.rebuild(size, changes, self.has_rows if counted else None)
 
-    def remainder(self, size: int) -> int:
+    def remainder(self, size: int, ranks: int = 1) -> int:
         """Returns what the last list of keys holds, if it is what is left of one sampler."""
         recipe, dataset = self._recipe, self.loader.dataset
         by_rule = recipe.custom_iter or (recipe.grouped and self.users_order)
         if recipe.drop_last or self.length is None or by_rule:
             return 0
         in_workers = isinstance(dataset, IterableDataset) and self.loader.num_workers > 1  # each has a last batch
-        return 0 if in_workers else self.length % size
+        divided = ranks > 1 and shared(self.loader, 0, ranks) is not self.loader
+        return 0 if in_workers else (-(-self.length // ranks) if divided else self.length) % size
 
     def _by_length(self) -> BatchSource:
         """Returns a source of batches of similar length. To choose typical batches it measures some more samples."""

@@ -15,11 +15,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
+from autofit.core.environment import RANKS
 from autofit.core.errors import PlanFileError
 from autofit.core.loading import Loading, LoadingTrial
 from autofit.core.plan import KnobValue
 from autofit.exporters import by_name
 from autofit.exporters.base import Export
+from autofit.tracing.ranks import fake_ranks
 from autofit.workloads.counted_batches import counted
 from autofit.workloads.resized_samplers import LengthBatches
 from autofit.workloads.sources import source_of
@@ -389,6 +391,15 @@ def test_a_loader_of_another_batch_size_is_refused() -> None:
     model = net()
     with pytest.raises(ValueError, match="found batches of 4, the plan has batch_size=8"):
         module_of(export().text)["train"](model, loader(4), make_optimizer(model), compute_loss)
+
+
+def test_the_loop_of_a_plan_of_several_ranks_needs_as_many() -> None:
+    model, text = net(), export({RANKS: "2"}, layout="replicated").text
+    with pytest.raises(ValueError, match="found 1 ranks, the plan is for 2"):
+        module_of(text)["train"](model, loader(8), make_optimizer(model), compute_loss)
+    with fake_ranks(2):
+        module_of(text)["train"](model, loader(8), make_optimizer(model), compute_loss)
+    assert "RANKS" not in export().text
 
 
 def test_inference_predicts_without_touching_the_weights() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from autofit.core.errors import WorkloadError
+from autofit.workloads.dataloaders import shared
 from autofit.workloads.sources import source_of
 from tests.workloads.loaders import TOKENS, Batches, SizedStream, Stream, Texts, labels, pad, pairs, shuffling, use_all
 
@@ -133,6 +134,14 @@ def test_the_samples_of_an_incomplete_last_batch(loader: Any, size: int, samples
     if samples and not isinstance(getattr(loader, "dataset", None), IterableDataset):
         sizes = [len(batch) if isinstance(batch, torch.Tensor) else len(batch[0]) for batch in source.rebuild(size)]
         assert sizes[-1] == samples
+
+
+def test_of_several_ranks_the_last_batch_is_that_of_the_part_of_one() -> None:
+    rows: Any = TensorDataset(torch.randn(405, 2))
+    divided, own = DataLoader(rows, 16), DataLoader(rows, 16, sampler=range(203))
+    assert source_of(divided).remainder(16, 2) == len([*shared(divided, 0, 2)][-1][0]) == 203 % 16
+    assert source_of(own).remainder(16, 2) == 203 % 16
+    assert source_of(DataLoader(rows, 16, drop_last=True)).remainder(16, 2) == 0
 
 
 def test_a_look_that_fails_on_a_small_batch_is_repeated_with_the_users_size_which_is_kept() -> None:

@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import islice, zip_longest
 from time import perf_counter
@@ -43,6 +43,7 @@ from autofit.probing.ranks.launch import ARRIVAL_S, Launch
 from autofit.probing.ranks.outcomes import FAILED, failure_of, joined_outcome, straggler, worst_of
 from autofit.probing.watchdog import Overdue, Watchdog
 from autofit.strategies import members
+from autofit.workloads.batch_algebra import batch_size
 from autofit.workloads.batch_store import StepBatch, Typical, unused
 from autofit.workloads.divided import divided_already
 from autofit.workloads.micro_batch_weights import Weighing
@@ -52,7 +53,8 @@ from autofit.workloads.workload import Workload
 
 REHEARSAL = RunTerms(fit_alone=True)
 WORST = -1
-"""Stands for the worst batch among the places of a step's micro batches; others are positions in the typical ones."""
+"""Stands for the worst batch among the places of a step's micro batches; others are positions in the typical ones, or
+lower by the size of the incomplete last batch of an epoch."""
 LEAST_S, TIMES = 30.0, 5.0
 """Seconds after which ranks no longer wait for each other in a step, at least, and as a multiple of the time that its
 rehearsal took."""
@@ -296,6 +298,7 @@ class LeadingBench(RankBench):
         self._limits_s, self._rehearsals = dict[str, float](), dict[str, Measurement]()
         self._places, self._differences = dict[int, int](), dict[str, GradientDifference]()
         self._known: Typical | None = None
+        self._rests = set[int]()
         self._paces = list[list[float]]()
 
     def check(self, plan: Plan, known: Mapping[str, GateVerdict]) -> Checked:
@@ -456,13 +459,22 @@ class LeadingBench(RankBench):
             self._known = self._typical(plan)  # kept, so that no other batch gets the identity of one of these
         except (AutofitError, RuntimeError):
             self._known = None  # the probe will fail in the same way, and say so
+        source, sizes = self._batches.source(plan), (plan.micro_batch_size, self._source.user_batch_size)
+        self._rests = {source.remainder(size, self.launch.count) for size in sizes} - {0}
         batches = () if self._known is None else self._known.batches
         self._places = {id(batch): place for place, batch in enumerate(batches)}
 
     def _announce(self, parts: Sequence[Batch]) -> bool:
         if self._ranks is not None and not self._ranks.is_fake:
-            self.launch.command("step", places=[self._places.get(id(part), WORST) for part in parts])
+            self.launch.command("step", places=[self._place(part) for part in parts])
         return True
+
+    def _place(self, part: Batch) -> int:
+        """Returns where a micro batch is among the typical ones; of the last one of an epoch, `WORST` less its size."""
+        if (known := self._places.get(id(part))) is not None:
+            return known
+        size = batch_size(part) if self._rests else 0
+        return WORST - size if size in self._rests else WORST
 
 
 class FollowingBench(RankBench):
@@ -551,7 +563,8 @@ class FollowingBench(RankBench):
 
     def _ran(self, plan: Plan, peaks: list[Memory]) -> int:
         """Runs steps until the leader closes them. Returns the number of that command."""
-        typical, worst = self._typical(plan), self._batches.source(plan).worst(plan.micro_batch_size)
+        source = self._batches.source(plan)
+        typical, worst = self._typical(plan), source.worst(plan.micro_batch_size)
         self._make_ready()
         with self._build(plan) as step:
             while True:
@@ -560,7 +573,11 @@ class FollowingBench(RankBench):
                     self.device.synchronize()
                     return number
                 places = command["places"]
-                if set(places) == {WORST}:
+                if places[0] < WORST:
+                    eager = torch.compiler.set_stance("force_eager") if step.draft.compiled else nullcontext()
+                    with suppress(Exception), eager:  # the leader decides what its failure says of the plan
+                        step(StepBatch.alike(unused(source.typical(WORST - places[0], 1), self.device.type)))
+                elif set(places) == {WORST}:
                     peaks.append(self._metered(step, [worst] * len(places), plan.accumulation_steps))
                 else:
                     known = typical.batches
