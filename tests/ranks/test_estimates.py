@@ -102,6 +102,7 @@ def test_the_global_batch_is_that_of_all_ranks() -> None:
         estimate(3, global_batch_size=32)
 
 
+@pytest.mark.slow
 def test_an_estimate_changes_nothing_and_leaves_no_group() -> None:
     made, loader = model(), data()
     optimizer = torch.optim.AdamW(made.parameters())

@@ -460,7 +460,8 @@ class LeadingBench(RankBench):
         except (AutofitError, RuntimeError):
             self._known = None  # the probe will fail in the same way, and say so
         source, sizes = self._batches.source(plan), (plan.micro_batch_size, self._source.user_batch_size)
-        self._rests = {source.remainder(size, self.launch.count) for size in sizes} - {0}
+        rests = {source.remainder(size, self.launch.count) for size in sizes}
+        self._rests = rests - {0, plan.micro_batch_size}
         batches = () if self._known is None else self._known.batches
         self._places = {id(batch): place for place, batch in enumerate(batches)}
 
