@@ -367,7 +367,7 @@ class LeadingBench(RankBench):
             self.launch.command("end", **what)
 
     def _evaluated(self, plan: Plan, purpose: Purpose, terms: RunTerms) -> Outcome:
-        refusal = None if purpose is Purpose.BLOCK else self._rehearsed(plan, terms.limit_s)
+        refusal = None if purpose is Purpose.BLOCK else self._rehearsed(plan)
         outcome = self._of_all(self._run_on_all(plan, purpose, terms) if refusal is None else refusal)
         if purpose is not Purpose.PROOF or outcome.measurement is None:
             return outcome
@@ -420,11 +420,11 @@ class LeadingBench(RankBench):
             probe.budget_bytes = sys.maxsize  # its rehearsal was inside the budget
         return probe
 
-    def _rehearsed(self, plan: Plan, limit_s: float | None) -> Outcome | None:
+    def _rehearsed(self, plan: Plan) -> Outcome | None:
         """Returns why a plan does not fit on each rank, or None. One that fits is not rehearsed again."""
         if plan.key in self._limits_s:
             return None
-        outcomes = self._rehearse(plan, Purpose.PROBE, limit_s)
+        outcomes = self._rehearse(plan, Purpose.PROBE)
         if (worst := worst_of(outcomes)) is not None:
             return worst
         self._limits_s[plan.key] = LEAST_S + TIMES * max(each.duration_s for each in outcomes)
@@ -434,9 +434,9 @@ class LeadingBench(RankBench):
         self._paces.append([min(each.step_times_s) for each in measured])
         return None
 
-    def _rehearse(self, plan: Plan, purpose: Purpose, limit_s: float | None = None) -> list[Outcome]:
-        """Returns the outcomes of a rehearsal by rank."""
-        most_s = self._most_s(limit_s)
+    def _rehearse(self, plan: Plan, purpose: Purpose) -> list[Outcome]:
+        """Returns the outcomes of a rehearsal by rank, which has all the time that is left: it may have to compile."""
+        most_s = self._most_s(None)
         asked = {"purpose": purpose, "most_s": most_s, **self._request(plan)}
         began, number = perf_counter(), self.launch.command("rehearse", **asked)
         mine = self.rehearse(plan, purpose, most_s)
