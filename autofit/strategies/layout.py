@@ -39,13 +39,7 @@ from autofit.strategies.tensor_parallel import divide_layers, lack_of_layers, te
 from autofit.strategies.torch_optimizers import grouped_parameters, has_own_step, lacks_fused_parts, lacks_parts
 from autofit.strategies.undo import Undo
 from autofit.strategies.unused_parameters import Unused
-from autofit.torch_internals import (
-    NormBase,
-    is_traceable_wrapper_subclass,
-    is_view,
-    issued,
-    pytree,
-)
+from autofit.torch_internals import NormBase, is_traceable_wrapper_subclass, is_view, issued, pytree
 from autofit.workloads.divided import divided_already
 from autofit.workloads.step import PER_MACHINE, Draft, Ranks, rows_of
 from autofit.workloads.workload import OptimizerSet
@@ -129,7 +123,20 @@ class RankLayout(Strategy):
                 return f"{name}={value} is for weights that are gathered, and {KNOB}={layout} gathers none"
         if plan.values.get(SYNC, True) is False and plan.values.get(ACCUMULATION_STEPS) == 1:
             return f"{SYNC}=False is for steps of several micro batches, and the plan has one"
-        return _conflict_of_formats(plan, str(layout))
+        return self._conflict_of_formats(plan, str(layout))
+
+    def _conflict_of_formats(self, plan: Plan, layout: str) -> str | None:
+        """Returns why the number formats of a plan do not go together with its layout, or None."""
+        precision = format_of(plan)
+        if layout == TENSOR and precision == "fp16":
+            return f"{KNOB}={layout} has gradients of two kinds, and the scaler of {precision} takes one"
+        if not self.rounds(plan):
+            return None
+        if precision not in (FP32, BF16):
+            return f"{GATHER}={BF16} computes with weights in bfloat16, and the precision {precision} in another format"
+        if plan.values.get(SYNC, True) is False and plan.values.get(UNUSED, False) is True:
+            return f"torch fails with {SYNC}=False and {GATHER}={BF16} where a pass leaves a block out, as it may here"
+        return None
 
     def rounds(self, plan: Plan) -> bool:
         """Returns whether weights are gathered in bfloat16."""
@@ -213,18 +220,6 @@ class RankLayout(Strategy):
             undo.set(draft, "exchange", Blocks.of(draft.model))
         if ranks.train and hasattr(draft.model, "reset_iter_state"):
             undo.set(draft, "discard", partial(discard_pass, draft.model, kept))
-
-
-def _conflict_of_formats(plan: Plan, layout: str) -> str | None:
-    """Returns why the number formats of a plan do not go together with its layout, or None."""
-    precision, gathers_bf16 = format_of(plan), plan.values.get(GATHER, FP32) == BF16
-    if layout == TENSOR and precision == "fp16":
-        return f"{KNOB}={layout} has gradients of two kinds, and the scaler of {precision} takes one"
-    if gathers_bf16 and precision not in (FP32, BF16):
-        return f"{GATHER}={BF16} computes with weights in bfloat16, and the precision {precision} in another format"
-    if gathers_bf16 and plan.values.get(SYNC, True) is False and plan.values.get(UNUSED, False) is True:
-        return f"torch fails with {SYNC}=False and {GATHER}={BF16} where a pass leaves a block out, as it may here"
-    return None
 
 
 def _apart(left_out: Unused) -> str | None:

@@ -127,8 +127,8 @@ class SampleBatches(_OfRecipe):
         if recipe.drop_last or self.length is None or by_rule:
             return 0
         in_workers = isinstance(dataset, IterableDataset) and self.loader.num_workers > 1  # each has a last batch
-        divided = ranks > 1 and shared(self.loader, 0, ranks) is not self.loader
-        return 0 if in_workers else (-(-self.length // ranks) if divided else self.length) % size
+        part: Any = shared(self.loader, 0, ranks) if ranks > 1 else self.loader
+        return 0 if in_workers else (self.length if part is self.loader else len(part.sampler)) % size
 
     def _by_length(self) -> BatchSource:
         """Returns a source of batches of similar length. To choose typical batches it measures some more samples."""
