@@ -6,13 +6,13 @@ that skips layers does. So conditions that no copy without data can decide are t
 
 import pickle
 import random
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
+import numpy as np
 from torch import nn
 
 from autofit.core.errors import Untraceable
@@ -80,22 +80,22 @@ def _left_out(facts: Facts) -> tuple[bool, str]:
         decided = facts.rehearse(watch)
     except Untraceable:
         return True, ""
-    some = found != gotten or len(set(drawn)) > 1
+    some, first = found != gotten or len(set(drawn)) > 1, set(gotten)
     if not decided:
         return some, ""
     try:
         facts.rehearse(watch, conditions=False)
     except Untraceable:  # such as a check that values are finite, which no training fails
         return some, ""
-    return some or found != gotten, _skipped(facts.model, found - gotten)
+    return some or found != gotten, _skipped(facts.model, first ^ gotten)
 
 
-def _skipped(model: nn.Module, without: set[str]) -> str:
-    """Returns the name of the first block of which no trained parameter has a gradient; "" if all have one."""
+def _skipped(model: nn.Module, differing: set[str]) -> str:
+    """Returns the name of the first block whose trained parameters all have a gradient in one pass only; "" if none."""
     blocks = blocks_to_shard(model)
     for name, module in model.named_modules():
         trained = {f"{name}.{part}" for part, each in module.named_parameters() if each.requires_grad}
-        if module in blocks and trained and trained <= without:
+        if module in blocks and trained and trained <= differing:
             return str(name)
     return ""
 
@@ -105,5 +105,4 @@ def _random_state() -> bytes:
 
     torch's own are those of dropout. Where a model decides by what they draw, it asks for a condition.
     """
-    numpy = sys.modules.get("numpy")
-    return pickle.dumps((random.getstate(), numpy and numpy.random.get_state()))
+    return pickle.dumps((random.getstate(), np.random.get_state()))

@@ -13,6 +13,7 @@ from torch import nn
 
 from autofit.core.errors import Untraceable
 from autofit.strategies import layout as layouts
+from autofit.strategies.base import Facts
 from autofit.tracing.tracing import rehearse
 from autofit.workloads.counted_batches import Counted
 from autofit.workloads.loss import LossRule
@@ -125,11 +126,20 @@ def checked(x: torch.Tensor) -> bool:
     return True
 
 
+def deep(condition: Callable[[torch.Tensor], Any]) -> Facts:
+    """Returns the facts of a deep model whose step can run without data."""
+    model, batch = Deep(condition), torch.zeros(2, 4)
+    rule = LossRule("step_fn", lambda model, batch: model(batch).sum(), False, "")
+    run: Any = partial(rehearse, Workload(model, [batch]), rule, Counted(batch, 2))
+    return facts(model, rehearse=run)
+
+
 @pytest.mark.parametrize(
     ("condition", "skips"),
     [
         (lambda x: torch.rand(()) > 0.1, True),
         (lambda x: torch.rand(1).item() > 0.1, True),
+        (lambda x: not torch.rand(()) < 0.1, True),
         (lambda x: x.mean() > 0, True),
         (lambda x: True, False),
         (lambda x: [bool(x.isfinite().all())], False),
@@ -139,12 +149,15 @@ def checked(x: torch.Tensor) -> bool:
 def test_blocks_that_a_condition_may_skip_are_not_divided_unless_the_user_says_so(
     condition: Callable[[torch.Tensor], Any], skips: bool
 ) -> None:
-    model, batch = Deep(condition), torch.zeros(2, 4)
-    rule = LossRule("step_fn", lambda model, batch: model(batch).sum(), False, "")
-    run: Any = partial(rehearse, Workload(model, [batch]), rule, Counted(batch, 2))
-    given = facts(model, rehearse=run)
+    given = deep(condition)
     assert ("find_unused_parameters" in offered(given)) is skips
     assert ("full" in offered(given)["layout"]) is not skips
     assert ("a pass may skip blocks.0" in reasons(given).get("layout=full", "")) is skips
     assert ("full" in offered(replace(given, pinned={"layout": "full"}))["layout"]) is not skips
     assert "full" in offered(replace(given, pinned={"find_unused_parameters": True}))["layout"]
+
+
+def test_blocks_that_no_pass_runs_are_no_reason_against_dividing_them() -> None:
+    given = deep(lambda x: bool(x.isfinite().all()) and False)
+    assert offered(given)["find_unused_parameters"] == (True,)
+    assert "full" in offered(given)["layout"]
